@@ -1,0 +1,1 @@
+"""The small library that gateway, worker and relay share: stores, and what every process does."""

@@ -1,0 +1,25 @@
+"""Errors, sorted by what the caller must do: try again, give up, or stop quietly."""
+
+
+class TowlineError(Exception):
+    """Base of all errors of ours."""
+
+
+class Retryable(TowlineError):
+    """The same call may work later."""
+
+
+class Permanent(TowlineError):
+    """The same call never will."""
+
+
+class NotOwner(TowlineError):
+    """Someone else has it now: stop quietly, this is no incident."""
+
+
+class StoreUnavailable(Retryable):
+    """Redis or Postgres did not answer, or refused the write. The write may have happened: repeat it safely or read."""
+
+
+class TooManyWaiters(Retryable):
+    """This process already waits for as many outcomes as it may."""

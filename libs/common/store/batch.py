@@ -1,0 +1,62 @@
+"""Group commit: calls that arrive while one is under way go out together in the next.
+
+An idle system pays no delay (a lone call leaves at once); a busy one pays one round trip, or one commit, for many.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Generic, TypeVar
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+
+class Batcher(Generic[Item, Result]):
+    """Runs `flush` over what was gathered, one flush at a time, in order of arrival.
+
+    Args:
+        flush: takes the items and returns one result for each, in the same order. If it raises, all its callers get
+            the error.
+        items_max: most items in one flush.
+    """
+
+    def __init__(self, flush: Callable[[Sequence[Item]], Awaitable[Sequence[Result]]], *, items_max: int = 256) -> None:
+        self._flush = flush
+        self._items_max = items_max
+        self._waiting: list[tuple[Item, asyncio.Future[Result]]] = []
+        self._task: asyncio.Task[None] | None = None
+
+    async def submit(self, item: Item) -> Result:
+        """Add one item and wait for its result. Cancelling the wait does not take the item back."""
+        future: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
+        self._waiting.append((item, future))
+        if self._task is None:
+            self._task = asyncio.create_task(self._run(), name="batcher")
+        return await future
+
+    async def _run(self) -> None:
+        try:
+            while self._waiting:
+                batch = self._waiting[: self._items_max]
+                del self._waiting[: self._items_max]
+                await self._flush_batch(batch)
+        finally:
+            self._task = None
+
+    async def _flush_batch(self, batch: list[tuple[Item, asyncio.Future[Result]]]) -> None:
+        try:
+            results = await self._flush([item for item, _ in batch])
+        except asyncio.CancelledError:
+            for _, future in [*batch, *self._waiting]:
+                future.cancel()
+            self._waiting.clear()
+            raise
+        except Exception as error:  # handed to every caller, none is lost
+            for _, future in batch:
+                if not future.done():
+                    future.set_exception(error)
+                    future.exception()  # a caller that was cancelled meanwhile must not log it as unseen
+            return
+        for (_, future), result in zip(batch, results, strict=True):
+            if not future.done():
+                future.set_result(result)

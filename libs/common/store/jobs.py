@@ -1,0 +1,222 @@
+"""Jobs in Redis: from the door to the session that holds the user's socket, and away again.
+
+Owns:     `bridge:jobs`, `bridge:jobs_index`, `bridge:result`, `bridge:waiters` (names in `keys`).
+Promises: an entry per job; only the newest session takes; what is settled is gone. Redis is disposable: everything here
+          is made anew from `requests`.
+Used by:  the gateway (ask, enqueue, wait_for), the worker's pump (take) and outcomes (settle), the sweeper.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+
+from common.ids import GatewayId, JobId, SessionId, UserId
+from common.store import keys
+from common.store.batch import Batcher
+from common.store.redis import Call, Redis, script
+from common.store.requests import Record
+from towline.wire import json
+
+
+class Entry(msgspec.Struct, frozen=True):
+    """What a session needs to deliver a job. Times in milliseconds of Postgres's clock."""
+
+    job: JobId
+    key: str
+    name: str
+    args: msgspec.Raw
+    accepted_ms: int
+    deadline_ms: int
+    timeout_s: float
+    hinted: bool
+    traceparent: str = ""
+
+
+class Taken(NamedTuple):
+    """An entry that a session holds from now on. `claimed`: it had been delivered before, or may have been."""
+
+    entry: Entry
+    claimed: bool
+    size: int
+
+
+class Seen(msgspec.Struct, frozen=True):
+    """Presence as the door saw it. Times in milliseconds; `age_ms`: how old this Redis is."""
+
+    presence: dict[str, str]
+    hint: str
+    entries: int
+    bytes: int
+    age_ms: int
+    now_ms: int
+
+    @property
+    def has_room(self) -> bool:
+        """Whether the user's queue takes another job."""
+        return self.entries < keys.QUEUE_ENTRIES_MAX and self.bytes < keys.QUEUE_BYTES_MAX
+
+
+_entry_encoder = msgspec.json.Encoder()
+_entry_decoder = msgspec.json.Decoder(Entry)
+
+
+class Jobs:
+    """The job streams, with their batched callers."""
+
+    def __init__(self, redis: Redis) -> None:
+        self._redis = redis
+        self._asks: Batcher[tuple[UserId, str], Seen | Exception] = Batcher(self._ask_batch)
+        self._calls: Batcher[Call, Any] = Batcher(redis.run_many)
+
+    async def ask(self, user: UserId, tool: str) -> Seen:
+        """Look at presence, tool and room in one round trip (shared by all that ask meanwhile).
+
+        Raises:
+            StoreUnavailable: nothing is known.
+        """
+        seen = await self._asks.submit((user, tool))
+        if isinstance(seen, Exception):
+            raise seen
+        return seen
+
+    async def _ask_batch(self, items: Sequence[tuple[UserId, str]]) -> Sequence[Seen | Exception]:
+        calls = [
+            Call(
+                script("ask"),
+                [keys.presence(u), keys.tools(u), keys.jobs(u), keys.jobs_index(u), keys.BORN],
+                [tool],
+            )
+            for u, tool in items
+        ]
+        return [_seen(answer) for answer in await self._redis.run_many(calls)]
+
+    async def enqueue(self, record: Record, gateway: GatewayId | None) -> bool:
+        """Put an accepted job before its machine, and register the gateway as waiting; safe to repeat.
+
+        Returns:
+            False when the job has ended already: read its record.
+
+        Raises:
+            StoreUnavailable: it may have been enqueued; the sweeper makes sure that it is.
+        """
+        answer: bytes = await self._call(_enqueue_call(record, gateway))
+        return answer != b"settled"
+
+    async def enqueue_many(self, records: Sequence[Record]) -> int:
+        """Enqueue what is not there (the sweeper's net); returns how many were missing. Raises: StoreUnavailable."""
+        answers = await self._redis.run_many([_enqueue_call(record, None) for record in records])
+        for answer in answers:
+            if isinstance(answer, Exception):
+                raise answer
+        return sum(answer == b"added" for answer in answers)
+
+    async def wait_for(self, job: JobId, gateway: GatewayId) -> None:
+        """Register a gateway that joins a running job; it reads the record afterwards (rule 15)."""
+        name = keys.waiters(job)
+        await self._redis.send_many([("SADD", name, gateway), ("EXPIRE", name, keys.WAITERS_TTL_S)])
+
+    async def settle(self, record: Record) -> None:
+        """Publish a terminal record and remove all of the job's entries; idempotent, anyone may.
+
+        Raises:
+            StoreUnavailable: repeat it, or leave it to the next claim.
+        """
+        if not record.terminal:
+            raise ValueError(f"job {record.job} has not ended")
+        await self._call(_settle_call(record))
+
+    async def _call(self, call: Call) -> Any:
+        answer = await self._calls.submit(call)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+
+def take_call(user: UserId, epoch: int, session: SessionId, free: int) -> Call:
+    """The take of one session; see `parse_take`. Many go out in one pipeline."""
+    return Call(script("take"), [keys.epoch(user), keys.jobs(user)], [epoch, keys.GROUP, session, free])
+
+
+def parse_take(answer: Any) -> list[Taken] | None:
+    """What a take brought, in stream order; None when another session has the user now."""
+    if answer[0] == b"refused":
+        return None
+    return [_taken(body, claimed=False) for body in answer[1][1::2]]
+
+
+def parse_served(flat: list[bytes]) -> list[Taken]:
+    """The entries that an assert claimed and took, in stream order (`presence.parse_serve` has the rest)."""
+    return [_taken(flat[i + 1], claimed=flat[i + 2] == b"1") for i in range(0, len(flat), 3)]
+
+
+def terminal_text(record: Record) -> str:
+    """A terminal record as published: state, attempts, end and the outcome's own bytes."""
+    head = json.dumps({"state": record.state, "attempts": record.attempts, "ended_ms": record.ended_ms}).decode()
+    return f'{head[:-1]},"outcome":{record.outcome}}}'
+
+
+def _taken(body: bytes, *, claimed: bool) -> Taken:
+    return Taken(_entry_decoder.decode(body), claimed, len(body))
+
+
+def _enqueue_call(record: Record, gateway: GatewayId | None) -> Call:
+    user, job = record.user, record.job
+    body = _entry_encoder.encode(
+        Entry(
+            job=job,
+            key=record.key,
+            name=record.name,
+            args=msgspec.Raw(record.args.encode()),
+            accepted_ms=record.accepted_ms,
+            deadline_ms=record.deadline_ms,
+            timeout_s=record.timeout_s,
+            hinted=record.hinted,
+            traceparent=record.traceparent,
+        )
+    )
+    return Call(
+        script("enqueue"),
+        [keys.jobs(user), keys.jobs_index(user), keys.waiters(job), keys.presence(user), keys.result(job)],
+        [
+            job,
+            gateway or "",
+            keys.WAITERS_TTL_S,
+            keys.GROUP,
+            user,
+            keys.CONTROL_PREFIX,
+            keys.STREAM_LEN_MAX,
+            keys.STREAM_TTL_S,
+            keys.QUEUE_TTL_S,
+            body,
+        ],
+    )
+
+
+def _settle_call(record: Record) -> Call:
+    user, job = record.user, record.job
+    return Call(
+        script("settle"),
+        [keys.jobs(user), keys.jobs_index(user), keys.result(job), keys.waiters(job), keys.presence(user)],
+        [
+            job,
+            keys.GROUP,
+            terminal_text(record),
+            keys.RESULT_TTL_S,
+            keys.REPLIES_PREFIX,
+            keys.REPLY_INLINE_BYTES_MAX,
+            keys.STREAM_LEN_MAX,
+            keys.STREAM_TTL_S,
+        ],
+    )
+
+
+def _seen(answer: Any) -> Seen | Exception:
+    if isinstance(answer, Exception):
+        return answer
+    flat, hint, entries, size, age_ms, now_ms = answer
+    if isinstance(flat, dict):
+        presence = {k.decode(): v.decode() for k, v in flat.items()}
+    else:
+        presence = {flat[i].decode(): flat[i + 1].decode() for i in range(0, len(flat), 2)}
+    return Seen(presence, hint.decode(), entries, size, age_ms, now_ms)

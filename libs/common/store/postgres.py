@@ -1,0 +1,170 @@
+"""The Postgres client: a pool made inside the running loop, named statements, migrations.
+
+Promises: every statement runs in a transaction of its own and is safe to repeat (its outcome is unknown when the
+connection dies between commit and answer, and then it is repeated once); waiting for a connection has a limit; every
+failure to get an answer is `StoreUnavailable`.
+"""
+
+import contextlib
+from collections.abc import AsyncIterator, Sequence
+from functools import cache
+from importlib import resources
+from typing import Any
+
+import psycopg
+from psycopg import errors as pg
+from psycopg.rows import namedtuple_row
+from psycopg_pool import AsyncConnectionPool, PoolTimeout
+
+from common.errors import StoreUnavailable
+
+CONNECTIONS_MAX = 8
+# The door gives up on a store after five seconds: longer, and callers' own timeouts answer first.
+POOL_TIMEOUT_S = 5.0
+CONNECT_TIMEOUT_S = 5
+STATEMENT_TIMEOUT_S = 15
+MIGRATION_LOCK = 0x70_77_6C_6E  # advisory lock: one migration at a time, whatever runs it
+MIGRATION_LOCK_WAIT_S = 60
+
+_BROKEN = (psycopg.OperationalError, psycopg.InterfaceError)
+_REPEAT = (pg.DeadlockDetected, pg.SerializationFailure)
+_REFUSED = (pg.ReadOnlySqlTransaction, pg.DiskFull, pg.TooManyConnections, pg.CannotConnectNow, pg.OutOfMemory)
+
+
+@cache
+def statement(name: str) -> str:
+    """Load `sql/{name}.sql`, once."""
+    return resources.files("common.store").joinpath("sql", f"{name}.sql").read_text()
+
+
+class Postgres:
+    """What the stores use: one statement, one transaction, its rows."""
+
+    def __init__(self, url: str, *, prepare_threshold: int | None = 3) -> None:
+        self.url = url
+        self._pool: AsyncConnectionPool[psycopg.AsyncConnection[Any]] = AsyncConnectionPool(
+            url,
+            min_size=1,
+            max_size=CONNECTIONS_MAX,
+            open=False,
+            timeout=POOL_TIMEOUT_S,
+            reconnect_timeout=0,
+            kwargs={
+                "autocommit": True,
+                "row_factory": namedtuple_row,
+                "prepare_threshold": prepare_threshold,
+                "connect_timeout": CONNECT_TIMEOUT_S,
+                "application_name": "towline",
+                "options": f"-c statement_timeout={STATEMENT_TIMEOUT_S * 1000} -c timezone=UTC",
+                "keepalives_idle": 10,
+                "keepalives_interval": 5,
+                "keepalives_count": 3,
+                "tcp_user_timeout": 20_000,
+            },
+        )
+
+    async def open(self) -> None:
+        """Start the pool; does not wait for the server."""
+        await self._pool.open(wait=False)
+
+    async def close(self) -> None:
+        """Close every connection."""
+        await self._pool.close(timeout=2)
+
+    async def fetch(self, name: str, params: Sequence[Any] | dict[str, Any] = ()) -> list[Any]:
+        """Run the statement `sql/{name}.sql` and return its rows (named tuples; empty if it returns none).
+
+        Raises:
+            StoreUnavailable: no answer after one repetition; the statement may have run.
+        """
+        for repeated in (False, True):
+            try:
+                return await self._fetch_once(name, params)
+            except PoolTimeout as error:
+                raise StoreUnavailable("Postgres gives no connection") from error
+            except _REPEAT as error:
+                if repeated:
+                    raise StoreUnavailable(f"Postgres refuses ({type(error).__name__})") from error
+            except _REFUSED as error:
+                raise StoreUnavailable(f"Postgres refuses ({type(error).__name__})") from error
+            except _BROKEN as error:
+                # A pooled connection may have died while it lay idle; a second one tells an outage from that.
+                if repeated:
+                    raise StoreUnavailable(f"Postgres does not answer ({type(error).__name__})") from error
+        raise AssertionError("unreachable")
+
+    async def _fetch_once(self, name: str, params: Sequence[Any] | dict[str, Any]) -> list[Any]:
+        async with self._pool.connection() as connection:
+            try:
+                cursor = await connection.execute(statement(name), params)
+            except pg.ReadOnlySqlTransaction:
+                await connection.close()  # a session pinned to a demoted primary
+                raise
+            return await cursor.fetchall() if cursor.description else []
+
+    async def check(self) -> None:
+        """Ask whether this Postgres will do: reachable, and migrated. Raises: StoreUnavailable, ValueError."""
+        try:
+            rows = await self.fetch("schema_version")
+        except pg.UndefinedTable:
+            rows = []
+        newest = max(number for number, _ in _migrations())
+        found = rows[0].version if rows else 0
+        if found < newest:
+            raise ValueError(
+                f"DATABASE_URL: the schema is at version {found}, {newest} is needed: run `towline migrate`"
+            )
+
+
+@contextlib.asynccontextmanager
+async def open_postgres(url: str) -> AsyncIterator[Postgres]:
+    """Open the pool inside the running loop and close it at the end."""
+    postgres = Postgres(url)
+    await postgres.open()
+    try:
+        yield postgres
+    finally:
+        await postgres.close()
+
+
+async def migrate(url: str) -> list[str]:
+    """Apply what is missing, in order, each file in one transaction; returns the names of the applied files.
+
+    Safe to run from several places at once: an advisory lock lets one go first, the others find nothing to do.
+
+    Raises:
+        StoreUnavailable: no connection, or the lock was not free in time.
+    """
+    try:
+        async with await psycopg.AsyncConnection.connect(
+            url, autocommit=True, connect_timeout=CONNECT_TIMEOUT_S, application_name="towline-migrate"
+        ) as connection:
+            # In seconds a dead holder's session is gone: its TCP keepalive is short, as ours is here.
+            await connection.execute(f"set lock_timeout = '{MIGRATION_LOCK_WAIT_S}s'")
+            await connection.execute("set tcp_keepalives_idle = 10")
+            await connection.execute("select pg_advisory_lock(%s)", [MIGRATION_LOCK])
+            await connection.execute(
+                "create table if not exists schema_migrations"
+                " (version integer primary key, name text not null, applied_at timestamptz not null default now())"
+            )
+            cursor = await connection.execute("select version from schema_migrations")
+            done = {row[0] for row in await cursor.fetchall()}
+            applied = []
+            for number, path in _migrations():
+                if number in done:
+                    continue
+                async with connection.transaction():
+                    await connection.execute(path.read_text())
+                    await connection.execute(
+                        "insert into schema_migrations (version, name) values (%s, %s)", [number, path.name]
+                    )
+                applied.append(path.name)
+            return applied
+    except (psycopg.OperationalError, pg.LockNotAvailable) as error:
+        raise StoreUnavailable(f"cannot migrate: {str(error).splitlines()[0]}") from error
+
+
+def _migrations() -> list[tuple[int, Any]]:
+    folder = resources.files("common.store").joinpath("migrations")
+    files = sorted((f for f in folder.iterdir() if f.name.endswith(".sql")), key=lambda f: f.name)
+    return [(int(f.name.split("_", 1)[0]), f) for f in files]

@@ -1,0 +1,22 @@
+-- Terminal outcomes (rule 1): guarded, so that there is one. A job that had ended already comes back as its record
+-- says; what the machine said too late is kept beside it. Sorted, so that two batches cannot deadlock.
+with v as (
+  select * from unnest(%(ids)b::uuid[], %(users)b::text[], %(states)b::text[], %(outcomes)b::text[])
+    as v(id, user_id, state, outcome)
+), locked as (
+  select r.id, r.ended_at is null as open from requests r join v on r.id = v.id and r.user_id = v.user_id
+  order by r.id for update of r
+)
+update requests r
+set state = case when l.open then v.state else r.state end,
+    outcome = case when l.open then v.outcome else r.outcome end,
+    attempts = case when l.open then greatest(r.attempts, 1) else r.attempts end,
+    ended_at = case when l.open then now() else r.ended_at end,
+    late_outcome = case when l.open then r.late_outcome else coalesce(r.late_outcome, v.outcome) end
+from v join locked l using (id)
+where r.id = v.id
+returning l.open as won, r.id::text as job, r.scope, r.key, r.fingerprint, r.user_id, r.name, r.args, r.timeout_s, r.hinted,
+  r.on_machine_change, r.traceparent, r.state, r.attempts, r.machine, r.journal, r.outcome,
+  (extract(epoch from r.accepted_at) * 1000)::bigint as accepted_ms,
+  (extract(epoch from r.deadline_at) * 1000)::bigint as deadline_ms,
+  (extract(epoch from r.ended_at) * 1000)::bigint as ended_ms

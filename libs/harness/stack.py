@@ -1,0 +1,229 @@
+"""The whole product on this machine: any number of gateways, workers and sidecars as real processes.
+
+Owns:     one state directory with their logs, pid files and sidecars' journals, and the environment each is given.
+Promises: `async with Stack(...)` leaves nothing running; a service keeps its ports over kill and restart.
+"""
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from common.ids import UserId
+from common.store.postgres import migrate, open_postgres
+from common.store.tokens import SCOPES, Tokens
+from harness.balancer import Balancer
+from harness.ports import free_port, is_http_ready
+from harness.runner import Process, ProcessFailed, hold_directory
+
+READY_WITHIN_S = 30.0
+START_ATTEMPTS = 3
+# Ours, whatever the shell that started the harness has set for itself.
+OWN_VARIABLES = ("TOWLINE_", "REDIS_URL", "DATABASE_URL")
+
+
+def inherited_environment() -> dict[str, str]:
+    """Return the harness' environment without the variables that configure the product."""
+    return {name: value for name, value in os.environ.items() if not name.startswith(OWN_VARIABLES)}
+
+
+class Service(Process):
+    """A gateway or worker: `python -m {module}`, serving on one loopback port and probed on another.
+
+    Attributes:
+        port: where it serves; chosen at the first start and kept.
+        admin_port: `/livez`, `/readyz`, `/metrics`.
+    """
+
+    def __init__(self, name: str, module: str, *, port_variable: str, directory: Path, env: Mapping[str, str]) -> None:
+        """Describe a service; `port_variable` tells it the port it serves on."""
+        super().__init__(name, [sys.executable, "-m", module], directory=directory, env=env)
+        self._port_variable = port_variable
+        self.port = 0
+        self.admin_port = 0
+
+    async def start_ready(self) -> None:
+        """Start it and wait until `/readyz` says yes. At the first start another program may take a port: try again.
+
+        Raises:
+            ProcessFailed: it did not get ready; the message has the end of its log.
+        """
+        is_first = not self.port
+        for attempts_left in reversed(range(START_ATTEMPTS if is_first else 1)):
+            if is_first:
+                self.port, self.admin_port = free_port(), free_port()
+                self.env |= {self._port_variable: str(self.port), "TOWLINE_ADMIN_PORT": str(self.admin_port)}
+            await self.start()
+            try:
+                await self.wait_ready(lambda: is_http_ready(self.admin_port), within_s=READY_WITHIN_S)
+            except ProcessFailed:
+                await self.stop()
+                if not (attempts_left and "address already in use" in self.read_log().lower()):
+                    raise
+            else:
+                return
+
+
+class Gateway(Service):
+    """One gateway replica."""
+
+    @property
+    def url(self) -> str:
+        """Base URL of its API."""
+        return f"http://127.0.0.1:{self.port}"
+
+
+class Worker(Service):
+    """One worker replica."""
+
+    @property
+    def bridge_url(self) -> str:
+        """What a sidecar dials to reach this worker and no other."""
+        return f"ws://127.0.0.1:{self.port}"
+
+
+class Sidecar(Process):
+    """A user's sidecar; its journal outlives its restarts."""
+
+    async def start_connected(self, *, within_s: float = READY_WITHIN_S) -> None:
+        """Start it and wait until a worker has welcomed it. Raises: ProcessFailed."""
+
+        async def is_connected() -> bool:
+            return '"event":"connected"' in self.read_log().replace(" ", "")
+
+        await self.start()
+        await self.wait_ready(is_connected, within_s=within_s)
+
+
+class Stack:
+    """All processes of one installation, on given stores. Any number of them may be added at the same time.
+
+    Attributes:
+        gateways, workers, sidecars: in the order they were added, those that are not running included.
+        api_key: an API key with every scope, for every user.
+        bridge_url: what sidecars dial: a balancer in front of all workers.
+    """
+
+    def __init__(self, directory: Path, *, postgres_url: str, redis_url: str, heartbeat_s: float = 10.0) -> None:
+        """Describe an installation whose logs and journals go to `directory`; `async with` makes it ready for use."""
+        self._directory = directory
+        self._postgres_url = postgres_url
+        self._env = {
+            **inherited_environment(),
+            "DATABASE_URL": postgres_url,
+            "REDIS_URL": redis_url,
+            "TOWLINE_HTTP_HOST": "127.0.0.1",
+            "TOWLINE_BRIDGE_HOST": "127.0.0.1",
+            "TOWLINE_ADMIN_HOST": "127.0.0.1",
+            "TOWLINE_HEARTBEAT_S": f"{heartbeat_s:g}",
+            "TOWLINE_LOG_FORMAT": "json",
+            # The balancer learns of nobody's leaving, so nobody waits for it.
+            "TOWLINE_UNREADY_S": "0",
+        }
+        self._balancer = Balancer()
+        self._cleanup = AsyncExitStack()
+        self.gateways: list[Gateway] = []
+        self.workers: list[Worker] = []
+        self.sidecars: list[Sidecar] = []
+        self.api_key = ""
+
+    @property
+    def bridge_url(self) -> str:
+        """What sidecars dial."""
+        return f"ws://127.0.0.1:{self._balancer.port}"
+
+    async def __aenter__(self) -> Self:
+        """Bring the schema up to date and make an API key; nothing serves yet."""
+        async with AsyncExitStack() as cleanup:
+            cleanup.enter_context(hold_directory(self._directory))
+            await migrate(self._postgres_url)
+            await self._balancer.start(free_port())
+            cleanup.push_async_callback(self._balancer.stop)
+            self.api_key = await self._mint_api_key()
+            self._cleanup = cleanup.pop_all()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Stop everything, the last started first."""
+        await self._cleanup.aclose()
+
+    async def add_gateway(self, env: Mapping[str, str] | None = None) -> Gateway:
+        """Start one more gateway and wait until it is ready; `env` overrides settings, such as `REDIS_URL`."""
+        gateway = Gateway(
+            f"gateway-{len(self.gateways) + 1}",
+            "gateway",
+            port_variable="TOWLINE_HTTP_PORT",
+            directory=self._directory,
+            env=self._env | dict(env or {}),
+        )
+        self.gateways.append(gateway)
+        self._cleanup.push_async_callback(gateway.stop)
+        await gateway.start_ready()
+        return gateway
+
+    async def add_worker(self, env: Mapping[str, str] | None = None) -> Worker:
+        """Start one more worker behind the balancer and wait until it is ready; `env` as for a gateway."""
+        worker = Worker(
+            f"worker-{len(self.workers) + 1}",
+            "worker",
+            port_variable="TOWLINE_BRIDGE_PORT",
+            directory=self._directory,
+            env=self._env | dict(env or {}),
+        )
+        self.workers.append(worker)
+        self._cleanup.push_async_callback(worker.stop)
+        await worker.start_ready()
+        self._balancer.backends.append(("127.0.0.1", worker.port))
+        return worker
+
+    async def add_sidecar(
+        self,
+        user: str,
+        *,
+        tools: Sequence[str] = (),
+        bridge_url: str | None = None,
+        env: Mapping[str, str] | None = None,
+    ) -> Sidecar:
+        """Start a sidecar for a user and wait until a worker has welcomed it.
+
+        Args:
+            user: gets a machine token of its own with each sidecar.
+            tools: modules or files for `--tools`.
+            bridge_url: one worker or a proxy, in place of the balancer.
+            env: further variables.
+        """
+        token = await self.mint_machine_token(user)
+        name = f"sidecar-{len(self.sidecars) + 1}"
+        state = self._directory / name
+        state.mkdir(mode=0o700, exist_ok=True)
+        sidecar_env = {
+            **inherited_environment(),
+            "TOWLINE_URL": bridge_url or self.bridge_url,
+            "TOWLINE_TOKEN": token,
+            "TOWLINE_STATE_DIR": str(state),
+            **(env or {}),
+        }
+        argv = [sys.executable, "-m", "towline.cli", "sidecar", "run", "--name", name, "--log-format", "json"]
+        argv += [word for module in tools for word in ("--tools", module)]
+        sidecar = Sidecar(name, argv, directory=self._directory, env=sidecar_env)
+        self.sidecars.append(sidecar)
+        self._cleanup.push_async_callback(sidecar.stop)
+        await sidecar.start_connected()
+        return sidecar
+
+    async def mint_machine_token(self, user: str) -> str:
+        """Make a machine token for a user, as `towline tokens` does."""
+        async with open_postgres(self._postgres_url) as postgres:
+            _, value = await Tokens(postgres).add_machine_token(UserId(user), "harness", None)
+        return value
+
+    async def _mint_api_key(self) -> str:
+        async with open_postgres(self._postgres_url) as postgres:
+            minted = await Tokens(postgres).add_api_key("harness", SCOPES, None)
+        assert minted is not None, "only a first key may be refused"
+        return minted[1]

@@ -33,7 +33,16 @@ CONNECTIONS_MAX = 16
 # Each blocking read returns this often, so that a dead link shows within one block and its timeout.
 BLOCK_MS = 5000
 
-_AWAY = (RedisConnectionError, RedisTimeoutError, BusyLoadingError, ReadOnlyError, OutOfMemoryError, OSError)
+# AttributeError: what asyncio of CPython 3.12 and 3.13 raises from a write to a connection that was reset while idle.
+_AWAY = (
+    RedisConnectionError,
+    RedisTimeoutError,
+    BusyLoadingError,
+    ReadOnlyError,
+    OutOfMemoryError,
+    OSError,
+    AttributeError,
+)
 _AWAY_PREFIXES = ("OOM", "READONLY", "LOADING", "MISCONF", "MASTERDOWN", "NOREPLICAS", "UNBLOCKED")
 
 

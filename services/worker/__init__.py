@@ -1,0 +1,1 @@
+"""The worker: holds users' WebSockets and delivers their jobs."""

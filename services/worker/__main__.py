@@ -1,0 +1,33 @@
+"""`python -m worker`: read the environment once, then serve."""
+
+import sys
+
+import structlog
+
+from common.process import logs
+from common.process.lifecycle import run_service
+from common.process.metrics import new_registry
+from common.process.settings import SettingsError, load, unknown_variables
+from worker.app import run
+from worker.settings import WorkerSettings
+
+
+logger = structlog.get_logger(__name__)
+
+
+def main() -> int:
+    """Run a worker to its end; returns the exit code (2: the settings are wrong)."""
+    try:
+        settings = load(WorkerSettings)
+    except SettingsError as error:
+        print(error, file=sys.stderr)
+        return 2
+    logs.configure(service="worker", level=settings.log_level, log_format=settings.log_format)
+    if unknown := unknown_variables(WorkerSettings):
+        logger.warning("settings_unknown", names=unknown)
+    registry = new_registry()
+    return run_service(lambda lifecycle: run(settings, lifecycle, registry))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

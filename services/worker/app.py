@@ -1,0 +1,99 @@
+"""The worker's composition root: what is built, in which order it starts and stops."""
+
+import asyncio
+
+import structlog
+from prometheus_client import CollectorRegistry
+
+from common.errors import StoreUnavailable
+from common.ids import WorkerId, process_name
+from common.process import health
+from common.process.backoff import Backoff
+from common.process.lifecycle import Lifecycle
+from common.process.metrics import ProcessMetrics
+from common.store import keys
+from common.store.control import control_inbox
+from common.store.jobs import Jobs
+from common.store.postgres import Postgres, open_postgres
+from common.store.redis import Redis, open_redis
+from common.store.requests import Requests
+from common.store.tokens import Tokens
+from worker.metrics import WorkerMetrics
+from worker.outcomes import Outcomes
+from worker.pump import Pump
+from worker.settings import WorkerSettings
+from worker.sockets import Sockets
+from worker.sweeper import Sweeper
+
+logger = structlog.get_logger(__name__)
+
+
+async def run(settings: WorkerSettings, lifecycle: Lifecycle, registry: CollectorRegistry) -> None:
+    """Serve until the lifecycle drains, then leave within the budgets."""
+    process_metrics = ProcessMetrics(registry, service="worker")
+    metrics = WorkerMetrics(registry)
+    admin = health.open_listener(settings.admin_host, settings.admin_port)
+    async with (
+        open_redis(settings.redis_url.get_secret_value()) as redis,
+        open_postgres(settings.database_url.get_secret_value()) as postgres,
+        asyncio.TaskGroup() as group,
+    ):
+        checks = {"redis": redis.check, "postgres": postgres.check}
+        group.create_task(
+            health.serve_admin(admin, lifecycle=lifecycle, registry=registry, metrics=process_metrics, checks=checks),
+            name="admin",
+        )
+        await wait_for_stores(redis, postgres)
+
+        worker = WorkerId(process_name())
+        requests = Requests(postgres, retention_s=settings.key_retention_s)
+        jobs = Jobs(redis)
+        tokens = Tokens(postgres)
+        sweeper = Sweeper(requests, jobs, metrics)
+        inbox = control_inbox(redis, worker)
+        pump = Pump(redis, inbox, tokens, keys.Timing(settings.heartbeat_s), metrics, reborn=sweeper.hurry)
+        outcomes = Outcomes(requests, jobs, metrics, bytes_max=settings.outcomes_pending_bytes_max)
+        sockets = Sockets(
+            settings,
+            lifecycle,
+            worker,
+            redis=redis,
+            tokens=tokens,
+            requests=requests,
+            outcomes=outcomes,
+            pump=pump,
+            metrics=metrics,
+        )
+        loops = [
+            group.create_task(pump.run_inbox(), name="pump-inbox"),
+            group.create_task(pump.run_calls(), name="pump-calls"),
+            group.create_task(pump.run_beats(), name="pump-beats"),
+            group.create_task(sweeper.run(), name="sweeper"),
+        ]
+        async with sockets.listening(health.open_listener(settings.bridge_host, settings.bridge_port)):
+            lifecycle.mark_ready()
+            await lifecycle.draining.wait()
+            await lifecycle.run_budgeted("sockets", sockets.drain(), settings.drain_s)
+        await lifecycle.run_budgeted("outcomes", outcomes.drain(), OUTCOMES_DRAIN_S)
+        await outcomes.close()
+        for loop in loops:
+            loop.cancel()
+        await lifecycle.run_budgeted("inbox", inbox.remove(), INBOX_DRAIN_S)
+        lifecycle.mark_stopped()
+
+
+OUTCOMES_DRAIN_S = 5.0  # a store that is back within this long still gets what machines have answered
+INBOX_DRAIN_S = 1.0
+
+
+async def wait_for_stores(redis: Redis, postgres: Postgres) -> None:
+    """Wait until both stores are there and fit to be used; a process that waits is alive, not ready."""
+    backoff = Backoff(first_s=0.2, cap_s=2.0)
+    while True:
+        try:
+            await redis.check()
+            await postgres.check()
+            return
+        except (StoreUnavailable, ValueError) as error:
+            logger.warning("waiting_for_stores", reason=str(error))
+            await asyncio.sleep(backoff.next_s())

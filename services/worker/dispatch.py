@@ -1,0 +1,191 @@
+"""Dispatch: what a session does with its jobs, from the entries it took to the outcomes it hands on.
+
+Promises: a frame for a marked job leaves only after its begin mark is durable; a job is sent once in a session; a
+          result counts only when it names a frame of this session or a job of the token's own user.
+Used by:  worker.session, which owns the socket; the decisions are worker.delivery's.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+import structlog
+
+from common.errors import StoreUnavailable
+from common.ids import JobId, UserId, is_uuid, new_id
+from common.process.backoff import Backoff
+from common.store.jobs import Entry, Taken
+from common.store.requests import Begin, Requests
+from towline.wire import frames
+from worker.delivery import Verb, Window
+from worker.metrics import WorkerMetrics
+from worker.outcomes import Ending, Outcomes
+
+logger = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """Whom a session delivers to."""
+
+    user: UserId
+    machine: str
+    journal: str
+
+
+class Dispatch:
+    """The jobs of one session.
+
+    Args:
+        send: queues a frame.
+        spawn: runs a coroutine for as long as the session lives.
+        place_freed: called when a take could bring something again.
+    """
+
+    def __init__(
+        self,
+        machine: Machine,
+        *,
+        requests: Requests,
+        outcomes: Outcomes,
+        metrics: WorkerMetrics,
+        send: Callable[[frames.Frame], None],
+        spawn: Callable[[Coroutine[Any, Any, None], str], None],
+        place_freed: Callable[[], None],
+    ) -> None:
+        self.window = Window()
+        self._machine = machine
+        self._requests = requests
+        self._outcomes = outcomes
+        self._metrics = metrics
+        self._send = send
+        self._spawn = spawn
+        self._place_freed = place_freed
+        self._job_of_frame: dict[str, JobId] = {}
+        self._sent: dict[JobId, tuple[str, float]] = {}  # frame id, when (monotonic)
+        self._taken_at: dict[JobId, float] = {}
+
+    def taken(self, taken: Sequence[Taken]) -> None:
+        """Deliver what a take or claim brought, in stream order."""
+        now = time.time()
+        for entry, claimed, _ in taken:
+            if claimed:
+                self._metrics.redeliveries_total["claimed"].inc()
+            else:
+                self._metrics.job_seconds["queue"].observe(max(now - entry.accepted_ms / 1000, 0))
+            self._taken_at.setdefault(entry.job, time.monotonic())
+        if known := self.window.add(taken):
+            logger.info("entries_held_already", user=self._machine.user, jobs=known)
+        self.step()
+
+    def step(self) -> None:
+        """Do what the window says can be done now."""
+        for verb, entry in self.window.plan(time.time() * 1000):
+            if verb is Verb.SEND:
+                self._send_job(entry, attempt=1)
+            elif verb is Verb.MARK:
+                self._spawn(self._mark(entry), "mark")
+            else:
+                self._spawn(self._give_up(entry), "give-up")
+
+    async def _mark(self, entry: Entry) -> None:
+        begin = Begin(entry.job, self._machine.machine, self._machine.journal)
+        attempt = await _persist(lambda: self._requests.begin(begin), "mark_waits", entry.job)
+        if attempt is None:
+            await self._give_up(entry)
+            return
+        self.window.marked(entry.job)
+        self._send_job(entry, attempt=attempt)
+
+    async def _give_up(self, entry: Entry) -> None:
+        """A job that may not be started here: settle its ended record, or park it for its own machine."""
+        m = self._machine
+        ended = await _persist(
+            lambda: self._requests.give_up([entry.job], m.machine, m.journal), "give_up_waits", entry.job
+        )
+        record = ended.get(entry.job)
+        self.window.refused(entry.job, parked=record is None)
+        self._taken_at.pop(entry.job, None)
+        if record is not None:
+            logger.info("job_not_started", user=m.user, job=entry.job, state=record.state)
+            self._outcomes.settle(record, Ending(entry.job, _nothing, self._settled))
+        self._freed()
+
+    def _send_job(self, entry: Entry, *, attempt: int) -> None:
+        frame_id, now = new_id(), time.monotonic()
+        self._job_of_frame[frame_id] = entry.job
+        self._sent[entry.job] = (frame_id, now)
+        self._metrics.job_seconds["deliver"].observe(now - self._taken_at.pop(entry.job, now))
+        self._send(
+            frames.Job(
+                id=frame_id,
+                job=entry.job,
+                idempotency_key=entry.key,
+                accepted_at=_rfc3339(entry.accepted_ms),
+                name=entry.name,
+                args=entry.args,
+                timeout_s=entry.timeout_s,
+                deadline_at=_rfc3339(entry.deadline_ms),
+                attempt=attempt,
+                hinted=entry.hinted,
+                traceparent=entry.traceparent,
+            )
+        )
+        logger.debug("job_sent", user=self._machine.user, job=entry.job, frame=frame_id, attempt=attempt)
+
+    def result(self, frame: frames.JobResult) -> None:
+        """Take what the machine answered; the durable record decides whether it counts."""
+        user = self._machine.user
+        job = self._job_of_frame.get(frame.id) if frame.id else JobId(frame.job)
+        if job is None or not is_uuid(job):
+            logger.warning("result_of_unknown_frame", user=user)
+            return
+        if sent := self._sent.get(job):
+            self._metrics.job_seconds["execute"].observe(time.monotonic() - sent[1])
+            if not frame.lane_busy:  # else a second result says when the tool has returned
+                del self._sent[job]
+                self._job_of_frame.pop(sent[0], None)
+        lane_returned = self.window.lane_busy == job and not frame.lane_busy
+        first = self.window.result(job, lane_busy=frame.lane_busy)
+        if first or (frame.job and not lane_returned):
+            self._outcomes.finish(user, frame, Ending(job, self._durable, self._settled))
+        self._freed()
+
+    def cancel(self, job: JobId) -> None:
+        """Ask the machine to stop a job that it was sent."""
+        if sent := self._sent.get(job):
+            self._send(frames.JobCancel(id=sent[0]))
+
+    def _durable(self, job: JobId) -> None:
+        self._send(frames.JobResultAck(job=job))
+
+    def _settled(self, job: JobId) -> None:
+        self.window.gone(job)
+        self._freed()
+
+    def _freed(self) -> None:
+        self.step()
+        if self.window.free_places():
+            self._place_freed()
+
+
+async def _persist(call: Callable[[], Coroutine[Any, Any, Any]], event: str, job: JobId) -> Any:
+    """Repeat a call that is safe to repeat until the store answers."""
+    backoff = Backoff(first_s=0.05, cap_s=2.0)
+    while True:
+        try:
+            return await call()
+        except StoreUnavailable as error:
+            logger.warning(event, job=job, reason=str(error))
+            await asyncio.sleep(backoff.next_s())
+
+
+def _rfc3339(ms: int) -> str:
+    return datetime.fromtimestamp(ms / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def _nothing(_job: JobId) -> None:
+    return None

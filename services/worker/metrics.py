@@ -1,0 +1,68 @@
+"""The worker's own metrics."""
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+from common.process.metrics import DURATION_BUCKETS_S, children, jobs_total
+
+# queue: accepted -> taken from the stream; deliver: taken -> frame sent; execute: frame sent -> result received;
+# reply: result received -> durable and its waiters told.
+PHASES = ("queue", "deliver", "execute", "reply")
+
+# claimed: a newer session took over what an older one held; requeued: put back by the sweeper, Redis had lost it.
+REDELIVERIES = ("claimed", "requeued")
+
+# Why a session ended; `lost` is a socket that went without a word.
+CLOSES = (
+    "goodbye",
+    "lost",
+    "no_pong",
+    "too_slow",
+    "bad_frame",
+    "bad_version",
+    "other_machine",
+    "replaced",
+    "token_refused",
+    "draining",
+    "error",
+)
+
+# queued, processing: open jobs of the whole installation as the sweeper of this worker saw them last (take the maximum
+# over the workers, not the sum); outcomes: held by this worker until Postgres has them.
+QUEUES = ("queued", "processing", "outcomes")
+
+
+class WorkerMetrics:
+    """Sockets, deliveries and outcomes."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.jobs_total = jobs_total(registry)
+        self.job_seconds = children(
+            Histogram(
+                "towline_job_seconds",
+                "How long a job spent in each phase.",
+                ["phase"],
+                buckets=DURATION_BUCKETS_S,
+                registry=registry,
+            ),
+            PHASES,
+        )
+        self.redeliveries_total = children(
+            Counter("towline_job_redeliveries_total", "Jobs handed over again.", ["reason"], registry=registry),
+            REDELIVERIES,
+        )
+        self.sockets = Gauge("towline_bridge_sockets", "Machines connected to this worker.", registry=registry)
+        self.sessions_total = children(
+            Counter("towline_bridge_sessions_total", "Sessions that ended.", ["close"], registry=registry), CLOSES
+        )
+        self.presence_refresh_seconds = Histogram(
+            "towline_presence_refresh_seconds",
+            "One refresh of the presence of all this worker's machines.",
+            buckets=DURATION_BUCKETS_S,
+            registry=registry,
+        )
+        self.queue_depth = children(
+            Gauge("towline_queue_depth", "Items in a queue.", ["queue"], registry=registry), QUEUES
+        )
+        self.queue_oldest_seconds = children(
+            Gauge("towline_queue_oldest_seconds", "Age of a queue's oldest item.", ["queue"], registry=registry), QUEUES
+        )

@@ -1,0 +1,96 @@
+"""The sweeper: what nobody else will finish. One in every worker, no leader: rows are taken with `skip locked`.
+
+Promises: a deadline ends its job within two seconds; an accepted job that Redis does not hold is put back (young ones
+          within seconds, all of them after a Redis loss and each minute); ended records go after their retention.
+          Nothing here decides whether a job may run: the begin mark and the journal do.
+"""
+
+import asyncio
+import time
+
+import structlog
+
+from common.errors import StoreUnavailable
+from common.ids import JobId
+from common.store.jobs import Jobs
+from common.store.requests import Requests
+from worker.metrics import WorkerMetrics
+
+logger = structlog.get_logger(__name__)
+
+SWEEP_EVERY_S = 2.0
+# Younger than this, the gateway that accepted it is still about to enqueue it.
+YOUNG_FROM_S = 2.0
+YOUNG_TO_S = 20.0
+ALL_EVERY_S = 60.0
+OLDEST_S = 2 * 24 * 3600.0
+PAGE = 500
+
+
+class Sweeper:
+    """See the module."""
+
+    def __init__(self, requests: Requests, jobs: Jobs, metrics: WorkerMetrics) -> None:
+        self._requests = requests
+        self._jobs = jobs
+        self._metrics = metrics
+        self._hurry = asyncio.Event()
+
+    def hurry(self) -> None:
+        """Redis lost what it held: put everything back now."""
+        self._hurry.set()
+
+    async def run(self) -> None:
+        """Sweep until cancelled."""
+        all_at = time.monotonic() + ALL_EVERY_S
+        while True:
+            everything = self._hurry.is_set() or time.monotonic() >= all_at
+            try:
+                await self._expire()
+                await self._requeue(younger_than_s=OLDEST_S if everything else YOUNG_TO_S)
+                if everything:
+                    self._hurry.clear()
+                    all_at = time.monotonic() + ALL_EVERY_S
+                    while await self._requests.prune(limit=PAGE) == PAGE:
+                        pass
+                await self._measure()
+            except StoreUnavailable as error:
+                logger.warning("sweep_failed", reason=str(error))
+            try:
+                async with asyncio.timeout(SWEEP_EVERY_S):
+                    await self._hurry.wait()
+                await asyncio.sleep(SWEEP_EVERY_S / 10)  # a store that is just back is not asked in a tight loop
+            except TimeoutError:
+                pass
+
+    async def _expire(self) -> None:
+        while True:
+            ended = await self._requests.expire(limit=PAGE)
+            for record in ended:
+                self._metrics.jobs_total[record.state].inc()
+                logger.debug("deadline_passed", user=record.user, job=record.job, state=record.state)
+            if ended:
+                logger.info("deadlines_passed", count=len(ended))
+            await asyncio.gather(*(self._jobs.settle(record) for record in ended))
+            if len(ended) < PAGE:
+                return
+
+    async def _requeue(self, *, younger_than_s: float) -> None:
+        after: JobId | None = None
+        while True:
+            records = await self._requests.open(
+                older_than_s=YOUNG_FROM_S, younger_than_s=younger_than_s, after=after, limit=PAGE
+            )
+            if not records:
+                return
+            if missing := await self._jobs.enqueue_many(records):
+                self._metrics.redeliveries_total["requeued"].inc(missing)
+                logger.info("jobs_requeued", count=missing)
+            after = records[-1].job
+
+    async def _measure(self) -> None:
+        depths = await self._requests.depths()
+        for state in ("queued", "processing"):
+            depth, oldest_s = depths.get(state, (0, 0.0))
+            self._metrics.queue_depth[state].set(depth)
+            self._metrics.queue_oldest_seconds[state].set(oldest_s)

@@ -1,0 +1,373 @@
+"""HTTP serving and the admin port over real sockets, with clients that behave badly."""
+
+import asyncio
+import contextlib
+import json
+import socket
+import time
+from collections.abc import AsyncIterator
+from typing import Any, NamedTuple
+
+import pytest
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response, StreamingResponse
+from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
+from support import eventually
+
+from common.process import health
+from common.process.health import open_listener, serve, serve_admin
+from common.process.lifecycle import Lifecycle
+from common.process.metrics import ProcessMetrics, new_registry
+
+HOST = "127.0.0.1"
+DEADLINE_S = 15.0
+
+
+class Answer(NamedTuple):
+    status: int
+    head: str
+    body: str
+
+
+async def get(port: int, path: str, *headers: str) -> Answer:
+    """One request on a connection of its own."""
+    async with asyncio.timeout(DEADLINE_S):
+        reader, writer = await asyncio.open_connection(HOST, port)
+        lines = (f"GET {path} HTTP/1.1", "Host: x", "Connection: close", *headers)
+        writer.write(("\r\n".join(lines) + "\r\n\r\n").encode())
+        head, _, body = (await reader.read()).decode().partition("\r\n\r\n")
+        writer.close()
+    return Answer(int(head.split()[1]), head, body)
+
+
+async def read_until(reader: asyncio.StreamReader, text: bytes) -> bytes:
+    async with asyncio.timeout(DEADLINE_S):
+        return await reader.readuntil(text)
+
+
+class Server:
+    """An application under `serve`, which counts what becomes of its requests."""
+
+    def __init__(self, *, budget_s: float) -> None:
+        self.listener = open_listener(HOST, 0)
+        self.port = self.listener.getsockname()[1]
+        self.stop = asyncio.Event()
+        self.closing = asyncio.Event()
+        self.release = asyncio.Event()
+        self.open = 0
+        self.cancelled = 0
+        self.scope_types: set[str] = set()
+        handlers = {"/ok": self._ok, "/slow": self._slow, "/stream": self._stream, "/flood": self._flood}
+        self._app = Starlette(routes=[Route(path, handler) for path, handler in handlers.items()])
+        self._budget_s = budget_s
+
+    async def run(self) -> float:
+        """Serve to the end; returns when that was (monotonic seconds)."""
+        await serve(self._counted, self.listener, stop=self.stop, budget_s=self._budget_s, closing=self.closing)
+        return time.monotonic()
+
+    async def _counted(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self.scope_types.add(scope["type"])
+        self.open += 1
+        try:
+            await self._app(scope, receive, send)
+        except asyncio.CancelledError:
+            self.cancelled += 1
+            raise
+        finally:
+            self.open -= 1
+
+    async def _ok(self, _request: Request) -> Response:
+        return PlainTextResponse("ok")
+
+    async def _slow(self, _request: Request) -> Response:
+        await self.release.wait()
+        return PlainTextResponse("slow")
+
+    async def _stream(self, _request: Request) -> Response:
+        async def events() -> AsyncIterator[str]:
+            yield "data: first\n\n"
+            await self.release.wait()
+            yield "data: last\n\n"
+
+        return StreamingResponse(events(), media_type="text/event-stream")
+
+    async def _flood(self, _request: Request) -> Response:
+        async def bytes_for_ever() -> AsyncIterator[bytes]:
+            while True:
+                yield b"x" * 65536
+
+        return StreamingResponse(bytes_for_ever())
+
+
+@contextlib.asynccontextmanager
+async def serving(*, budget_s: float) -> AsyncIterator[tuple[Server, "asyncio.Task[float]"]]:
+    server = Server(budget_s=budget_s)
+    task = asyncio.create_task(server.run())
+    try:
+        yield server, task
+    finally:
+        server.release.set()
+        server.stop.set()
+        async with asyncio.timeout(DEADLINE_S):
+            await asyncio.wait({task})
+
+
+async def stopped_within(server: Server, task: "asyncio.Task[float]") -> float:
+    """Stop the server; returns how long it took (seconds)."""
+    began = time.monotonic()
+    server.stop.set()
+    async with asyncio.timeout(DEADLINE_S):
+        return await task - began
+
+
+async def open_request(port: int, path: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    reader, writer = await asyncio.open_connection(HOST, port, limit=1024)
+    writer.write(f"GET {path} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+    return reader, writer
+
+
+# ---- the end
+
+
+async def test_stop_with_streams_that_never_end_takes_less_than_a_second() -> None:
+    """Neither an open stream, nor a request without an answer, nor an idle or half-sent connection holds it up."""
+    async with serving(budget_s=0.1) as (server, task):
+        clients = [await open_request(server.port, path) for path in ("/stream", "/stream", "/slow", "/flood", "/ok")]
+        clients.append(await asyncio.open_connection(HOST, server.port))
+        half = await asyncio.open_connection(HOST, server.port)
+        half[1].write(b"GET /ok HTTP/1.1\r\nHo")
+        await eventually(lambda: server.open == 4)
+
+        assert await stopped_within(server, task) < 1.0
+
+        assert (server.open, server.cancelled) == (0, 4)
+        # The one that does not read has unsent bytes, for which Hypercorn would still be waiting.
+        assert not [task for task in asyncio.all_tasks() if task.get_name() == "hypercorn"]
+        with pytest.raises(ConnectionRefusedError):
+            await asyncio.open_connection(HOST, server.port)
+        for _, writer in [*clients, half]:
+            writer.close()
+
+
+async def test_streams_that_end_by_themselves_end_whole_and_at_once() -> None:
+    async with serving(budget_s=10) as (server, task):
+        reader, writer = await open_request(server.port, "/stream")
+        await read_until(reader, b"data: first\n\n")
+
+        server.release.set()
+        assert await stopped_within(server, task) < 1.0
+
+        rest = await reader.read()
+        assert b"data: last\n\n" in rest
+        assert rest.endswith(b"0\r\n\r\n")  # the end of a chunked body, not a cut
+        assert server.cancelled == 0
+        assert server.scope_types == {"http"}  # no lifespan: Hypercorn would end it at a moment of its own
+        writer.close()
+
+
+async def test_an_open_request_is_answered_within_the_budget() -> None:
+    async with serving(budget_s=10) as (server, task):
+        reader, writer = await open_request(server.port, "/slow")
+        await eventually(lambda: server.open == 1)
+        server.stop.set()
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(asyncio.shield(task), 0.1)
+
+        server.release.set()
+
+        assert (await read_until(reader, b"slow")).startswith(b"HTTP/1.1 200")
+        writer.close()
+        async with asyncio.timeout(DEADLINE_S):
+            await task
+
+
+async def test_cancelling_the_server_ends_it_too() -> None:
+    """A sibling in the service's task group failed: everything has to go."""
+    async with serving(budget_s=3600) as (server, task):
+        _, writer = await open_request(server.port, "/stream")
+        await eventually(lambda: server.open == 1)
+
+        task.cancel()
+        async with asyncio.timeout(DEADLINE_S):
+            await asyncio.wait({task})
+
+        assert task.cancelled()
+        assert (server.open, server.cancelled) == (0, 1)
+        with pytest.raises(ConnectionRefusedError):
+            await asyncio.open_connection(HOST, server.port)
+        writer.close()
+
+
+async def test_kept_alive_clients_are_told_to_move_on() -> None:
+    """Once closing, an answer says so and the connection ends after it, while the door is still open."""
+    async with serving(budget_s=1) as (server, _task):
+        reader, writer = await open_request(server.port, "/ok")
+        assert b"connection: close" not in await read_until(reader, b"ok")
+
+        server.closing.set()
+        writer.write(b"GET /ok HTTP/1.1\r\nHost: x\r\n\r\n")
+
+        async with asyncio.timeout(DEADLINE_S):
+            answer = await reader.read()  # to the end of the connection
+        assert b"connection: close" in answer.lower()
+        writer.close()
+
+
+# ---- the listener
+
+
+@pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason="only Linux gives dead peers up by this option")
+async def test_a_client_that_never_reads_is_given_up(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """To the application that is a client that left, not an error."""
+    monkeypatch.setattr(health, "DEAD_PEER_TIMEOUT_MS", 1000)
+    async with serving(budget_s=1) as (server, _task):
+        with socket.create_connection((HOST, server.port)) as client:
+            client.sendall(b"GET /flood HTTP/1.1\r\nHost: x\r\n\r\n")
+            await eventually(lambda: server.open == 1)
+            await eventually(lambda: server.open == 0)
+    assert not [record for record in caplog.records if record.name.startswith("hypercorn")]
+
+
+async def test_connections_are_queued_before_the_server_runs() -> None:
+    """READY is announced when the listener is open; a request that comes right then must not be refused."""
+    with open_listener(HOST, 0) as listener:
+        _, writer = await asyncio.open_connection(HOST, listener.getsockname()[1])
+        writer.close()
+
+
+def test_a_taken_port_is_named() -> None:
+    with open_listener(HOST, 0) as listener:
+        port = listener.getsockname()[1]
+        with pytest.raises(OSError, match=str(port)):
+            open_listener(HOST, port)
+
+
+# ---- the admin port
+
+
+class Store:
+    """What a check asks; up, down or hanging as the test says."""
+
+    def __init__(self) -> None:
+        self.problem: str | None = None
+        self.hangs = False
+
+    async def check(self) -> None:
+        if self.hangs:
+            await asyncio.Event().wait()
+        if self.problem:
+            raise ConnectionError(self.problem)
+
+
+class Admin(NamedTuple):
+    port: int
+    lifecycle: Lifecycle
+    redis: Store
+    postgres: Store
+    task: "asyncio.Task[None]"
+
+
+@pytest.fixture
+async def admin(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Admin]:
+    monkeypatch.setattr(health, "CHECK_EVERY_S", 0.05)
+    monkeypatch.setattr(health, "CHECK_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(health, "LOOP_TICK_S", 0.01)
+    listener = open_listener(HOST, 0)
+    port = listener.getsockname()[1]
+    lifecycle, redis, postgres, registry = Lifecycle(), Store(), Store(), new_registry()
+    metrics = ProcessMetrics(registry, service="test")
+    checks = {"redis": redis.check, "postgres": postgres.check}
+    task = asyncio.create_task(
+        serve_admin(listener, lifecycle=lifecycle, registry=registry, metrics=metrics, checks=checks)
+    )
+    yield Admin(port, lifecycle, redis, postgres, task)
+    lifecycle.mark_stopped()
+    async with asyncio.timeout(DEADLINE_S):
+        await task
+
+
+async def test_readiness_follows_the_lifecycle_and_liveness_does_not(admin: Admin) -> None:
+    async def statuses() -> tuple[int, int, str]:
+        ready = await get(admin.port, "/readyz")
+        return (await get(admin.port, "/livez")).status, ready.status, json.loads(ready.body)["state"]
+
+    assert await statuses() == (200, 503, "starting")
+    admin.lifecycle.mark_ready()
+    assert await statuses() == (200, 200, "ready")
+    admin.lifecycle.begin_drain("test")
+    assert await statuses() == (200, 503, "draining")
+
+
+async def test_a_store_that_is_away_shows_but_changes_no_status(admin: Admin) -> None:
+    """Also one that answers nothing at all, and without hiding the other."""
+    admin.lifecycle.mark_ready()
+
+    async def dependencies() -> dict[str, Any]:
+        ready = await get(admin.port, "/readyz")
+        assert (ready.status, (await get(admin.port, "/livez")).status) == (200, 200)
+        found: dict[str, Any] = json.loads(ready.body)["dependencies"]
+        return found
+
+    async def up() -> dict[str, Any]:
+        return {name: state["up"] for name, state in (await dependencies()).items()}
+
+    async def is_up(redis: bool, postgres: bool) -> bool:
+        return await up() == {"redis": redis, "postgres": postgres}
+
+    await eventually(lambda: is_up(True, True))
+    since = (await dependencies())["postgres"]["since"]
+
+    admin.redis.problem = "connection refused"
+    await eventually(lambda: is_up(False, True))
+    state = await dependencies()
+    assert state["redis"]["problem"] == "connection refused"
+    assert state["postgres"]["since"] == since
+    metrics = (await get(admin.port, "/metrics")).body
+    assert 'towline_dependency_up{dependency="redis"} 0.0' in metrics
+    assert 'towline_dependency_up{dependency="postgres"} 1.0' in metrics
+
+    admin.redis.problem, admin.postgres.hangs = None, True
+    await eventually(lambda: is_up(True, False))
+    assert "no answer" in (await dependencies())["postgres"]["problem"]
+
+
+async def test_metrics_come_as_text_or_as_openmetrics(admin: Admin) -> None:
+    plain = await get(admin.port, "/metrics")
+    assert "content-type: text/plain" in plain.head.lower()
+    assert 'towline_build_info{python="' in plain.body
+    openmetrics = await get(admin.port, "/metrics", "Accept: application/openmetrics-text; version=1.0.0")
+    assert "content-type: application/openmetrics-text" in openmetrics.head.lower()
+    assert openmetrics.body.endswith("# EOF\n")
+
+
+async def test_a_blocked_loop_shows_as_lag(admin: Admin) -> None:
+    async def slow_ticks() -> float:
+        lines = (await get(admin.port, "/metrics")).body.splitlines()
+        counts = {
+            line.split(" ")[0]: float(line.split(" ")[1]) for line in lines if "loop_lag" in line and line[0] != "#"
+        }
+        return counts["towline_loop_lag_seconds_count"] - counts['towline_loop_lag_seconds_bucket{le="0.25"}']
+
+    assert await slow_ticks() == 0
+    time.sleep(0.3)  # noqa: ASYNC251  (what must never happen in a service)
+    await eventually(slow_ticks)
+
+
+async def test_the_admin_port_answers_until_the_end_and_then_goes(admin: Admin) -> None:
+    admin.lifecycle.begin_drain("test")
+    assert (await get(admin.port, "/livez")).status == 200
+    reader, writer = await open_request(admin.port, "/livez")  # kept alive by a scraper
+    await read_until(reader, b"alive")
+
+    began = time.monotonic()
+    admin.lifecycle.mark_stopped()
+    async with asyncio.timeout(DEADLINE_S):
+        await admin.task
+
+    assert time.monotonic() - began < 1.0
+    writer.close()

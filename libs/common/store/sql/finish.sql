@@ -12,7 +12,7 @@ set state = case when l.open then v.state else r.state end,
     outcome = case when l.open then v.outcome else r.outcome end,
     attempts = case when l.open then greatest(r.attempts, 1) else r.attempts end,
     ended_at = case when l.open then now() else r.ended_at end,
-    late_outcome = case when l.open then r.late_outcome else coalesce(r.late_outcome, v.outcome) end
+    late_outcome = case when l.open or v.outcome = r.outcome then r.late_outcome else coalesce(r.late_outcome, v.outcome) end
 from v join locked l using (id)
 where r.id = v.id
 returning l.open as won, r.id::text as job, r.scope, r.key, r.fingerprint, r.user_id, r.name, r.args, r.timeout_s, r.hinted,

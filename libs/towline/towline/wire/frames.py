@@ -5,6 +5,7 @@ talk to older ones. Arguments and results stay raw JSON: they are carried, not l
 """
 
 import json as stdlib_json
+import re
 from typing import Any, Literal
 
 import msgspec
@@ -19,6 +20,9 @@ FRAME_BYTES_MAX = 1024 * 1024 + 64 * 1024
 RESULT_BYTES_MAX = 1024 * 1024
 ARGS_BYTES_MAX = 256 * 1024
 TOOLS_MAX = 256
+CLOSE_REASON_BYTES_MAX = 123  # RFC 6455: a control frame has 125 bytes, two of them for the code
+
+_BRACKETS = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"?|[\[{]|[\]}]')
 
 
 class Close:
@@ -68,6 +72,11 @@ class Failure(msgspec.Struct, frozen=True):
     code: str
     message: str = ""
     retryable: bool = False
+
+
+def close_reason(text: str) -> str:
+    """Cut a text to what a close frame holds."""
+    return text.encode(errors="replace")[:CLOSE_REASON_BYTES_MAX].decode(errors="ignore")
 
 
 def _snake(name: str) -> str:
@@ -259,8 +268,8 @@ def _decode_mended(decoder: msgspec.json.Decoder[Any], text: str) -> Any:
 def _unusable_result(text: str, problem: json.JsonProblem) -> JobResult | None:
     """A result that cannot be carried (NaN, a huge number, endless nesting) fails its job, not the socket."""
     try:
-        value = stdlib_json.loads(text, parse_constant=lambda _: None)
-    except (ValueError, RecursionError):
+        value = stdlib_json.loads(_without_depths(text), parse_constant=lambda _: None)
+    except ValueError:
         return None
     if not isinstance(value, dict) or value.get("type") != "job_result":
         return None
@@ -269,3 +278,19 @@ def _unusable_result(text: str, problem: json.JsonProblem) -> JobResult | None:
         return None
     failure = Failure("result-unusable", f"the tool's result cannot be carried: {problem}")
     return JobResult(outcome="failed", id=id_, job=job, error=failure, lane_busy=value.get("lane_busy") is True)
+
+
+def _without_depths(text: str) -> str:
+    """JSON with null for whatever is nested too deeply, so that any parser can read the rest."""
+    kept: list[str] = []
+    depth, start = 0, 0
+    for match in _BRACKETS.finditer(text):
+        if match[0] in ("[", "{"):
+            depth += 1
+            if depth == json.NESTING_MAX + 1:
+                kept += [text[start : match.start()], "null"]
+        elif match[0] in ("]", "}"):
+            depth -= 1
+            if depth == json.NESTING_MAX:
+                start = match.end()
+    return "" if depth > json.NESTING_MAX else "".join([*kept, text[start:]])

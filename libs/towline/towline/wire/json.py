@@ -51,10 +51,12 @@ def loads(data: bytes | str) -> Any:
 
 
 def dumps(value: Any) -> bytes:
-    """Encode plain values, structs and `msgspec.Raw` compactly.
+    """Encode values of our own making compactly: plain values, structs, `msgspec.Raw`.
+
+    What a caller or a tool made is checked elsewhere: NaN and Infinity come out as `null` here.
 
     Raises:
-        JsonProblem: the value holds what JSON or our rules cannot carry.
+        JsonProblem: the value cannot be encoded at all (an unknown type, a lone surrogate, endless nesting).
     """
     try:
         return _encoder.encode(value)

@@ -1,0 +1,5 @@
+"""`python -m towline.cli`: the command without its script."""
+
+from towline.cli import main
+
+main()

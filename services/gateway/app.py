@@ -1,0 +1,116 @@
+"""The gateway's composition root: what is built, in which order it starts and stops."""
+
+import asyncio
+
+import structlog
+from prometheus_client import CollectorRegistry
+
+from common.errors import StoreUnavailable
+from common.ids import GatewayId, process_name
+from common.process import health
+from common.process.backoff import Backoff
+from common.process.lifecycle import Lifecycle
+from common.process.metrics import ProcessMetrics
+from common.store import keys
+from common.store.jobs import Jobs
+from common.store.postgres import Postgres, open_postgres
+from common.store.redis import Redis, open_redis
+from common.store.requests import Requests
+from common.store.tokens import Tokens
+from gateway.auth import Auth
+from gateway.http import Application
+from gateway.jobs import JobRoutes
+from gateway.keys import KeyRoutes
+from gateway.machines import MachineRoutes
+from gateway.metrics import GatewayMetrics
+from gateway.routes import routes
+from gateway.settings import GatewaySettings
+from gateway.waiters import Waiters
+
+logger = structlog.get_logger(__name__)
+
+# What the last command to Redis may take; without it the stream goes by its time to live.
+INBOX_DRAIN_S = 1.0
+
+
+async def run(settings: GatewaySettings, lifecycle: Lifecycle, registry: CollectorRegistry) -> None:
+    """Serve until the lifecycle drains, then leave within the budgets."""
+    process_metrics = ProcessMetrics(registry, service="gateway")
+    metrics = GatewayMetrics(registry)
+    admin = health.open_listener(settings.admin_host, settings.admin_port)
+    async with (
+        open_redis(settings.redis_url.get_secret_value()) as redis,
+        open_postgres(settings.database_url.get_secret_value()) as postgres,
+        asyncio.TaskGroup() as group,
+    ):
+        checks = {"redis": redis.check, "postgres": postgres.check}
+        group.create_task(
+            health.serve_admin(admin, lifecycle=lifecycle, registry=registry, metrics=process_metrics, checks=checks),
+            name="admin",
+        )
+        await wait_for_stores(redis, postgres)
+
+        timing = keys.Timing(settings.heartbeat_s)
+        requests = Requests(postgres, retention_s=settings.key_retention_s)
+        jobs = Jobs(redis)
+        tokens = Tokens(postgres)
+        auth = Auth(tokens)
+        waiters = Waiters(
+            redis,
+            jobs,
+            requests,
+            gateway=GatewayId(process_name()),
+            timing=timing,
+            waiters_max=settings.waiters_max,
+        )
+        metrics.waiters.set_function(lambda: waiters.count)
+        table = routes(
+            JobRoutes(
+                auth=auth,
+                redis=redis,
+                jobs=jobs,
+                requests=requests,
+                tokens=tokens,
+                waiters=waiters,
+                timing=timing,
+                metrics=metrics,
+                is_strict=settings.idempotency == "strict",
+            ),
+            MachineRoutes(auth=auth, redis=redis, jobs=jobs, tokens=tokens, waiters=waiters, timing=timing),
+            KeyRoutes(auth=auth, tokens=tokens),
+        )
+        application = Application(
+            table, metrics=metrics, body_bytes_max=settings.body_bytes_max, cors_origins=settings.cors_origins
+        )
+        stop = asyncio.Event()
+        loops = group.create_task(waiters.run(), name="waiters")
+        public = health.open_listener(settings.http_host, settings.http_port)
+        server = group.create_task(
+            health.serve(application, public, stop=stop, budget_s=settings.drain_s, closing=lifecycle.draining),
+            name="http",
+        )
+
+        lifecycle.mark_ready()
+        await lifecycle.draining.wait()
+        # The door stays open while load balancers learn that this replica leaves.
+        await asyncio.sleep(settings.unready_s)
+        waiters.leave()
+        stop.set()
+        await server
+        loops.cancel()
+        await lifecycle.run_budgeted("inbox", waiters.close(), INBOX_DRAIN_S)
+        lifecycle.mark_stopped()
+
+
+async def wait_for_stores(redis: Redis, postgres: Postgres) -> None:
+    """Wait until both stores are there and fit to be used; a process that waits is alive, not ready."""
+    backoff = Backoff(first_s=0.2, cap_s=2.0)
+    while True:
+        try:
+            await redis.check()
+            await postgres.check()
+        except (StoreUnavailable, ValueError) as error:
+            logger.warning("waiting_for_stores", reason=str(error))
+            await asyncio.sleep(backoff.next_s())
+        else:
+            return

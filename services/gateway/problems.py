@@ -1,0 +1,212 @@
+"""Refusals: every way in which the gateway says no, as RFC 9457 problems.
+
+Owns:     the closed list of problem types; each is documented at `GET /problems/{slug}` from the same entry.
+Promises: a problem says which field is wrong and why, and never quotes credentials or header values.
+Used by:  every handler raises `Refusal`; `http` turns it, and every other error, into a response.
+"""
+
+import random
+from typing import NamedTuple
+
+from msgspec import UNSET
+
+from towline.wire import json
+from towline.wire.api import Problem
+
+
+class Kind(NamedTuple):
+    """One problem type. `advice`: what the caller should do."""
+
+    slug: str
+    status: int
+    title: str
+    meaning: str
+    advice: str
+
+
+class Refusal(Exception):
+    """Ends a request with a problem.
+
+    Attributes:
+        detail: which field and why; shown to the caller.
+        place: path of the wrong member in the body, or empty.
+        headers: what goes out beside the problem.
+    """
+
+    def __init__(
+        self,
+        kind: Kind,
+        detail: str,
+        *,
+        place: str = "",
+        retry_after_s: int | None = None,
+        headers: tuple[tuple[bytes, bytes], ...] = (),
+    ) -> None:
+        super().__init__(detail)
+        self.kind = kind
+        self.detail = detail
+        self.place = place
+        self.headers = headers
+        if retry_after_s is not None:
+            self.headers = (*headers, (b"retry-after", b"%d" % retry_after_s))
+
+    def body(self) -> bytes:
+        """The problem as JSON."""
+        return json.dumps(
+            Problem(
+                type=f"/problems/{self.kind.slug}",
+                title=self.kind.title,
+                status=self.kind.status,
+                detail=self.detail,
+                place=self.place or UNSET,
+            )
+        )
+
+
+INVALID_REQUEST = Kind(
+    "invalid-request",
+    400,
+    "The request is not valid",
+    "A header, a path or query parameter, or the body breaks a rule of the API. Nothing was recorded.",
+    "Mend what `detail` names (`place` is its path in the body) and send the request again; the key is still unused.",
+)
+INVALID_KEY = Kind(
+    "invalid-idempotency-key",
+    400,
+    "The Idempotency-Key header is not valid",
+    "Every request that starts work needs exactly one Idempotency-Key of 1 to 255 visible ASCII characters or spaces,"
+    " bare or as a quoted string. Nothing was recorded.",
+    "Send one key per piece of work, and the same key when you repeat a request.",
+)
+UNAUTHENTICATED = Kind(
+    "unauthenticated",
+    401,
+    "No valid credential was given",
+    "The Authorization header is missing, is not `Bearer` with an API key, or the key is unknown or revoked.",
+    "Send `Authorization: Bearer tlk_...`. A key that was just revoked may still work for up to 10 seconds.",
+)
+INSUFFICIENT_SCOPE = Kind(
+    "insufficient-scope",
+    403,
+    "The credential does not cover this",
+    "The API key is good but lacks the scope that `detail` names.",
+    "Use a key with that scope.",
+)
+NOT_FOUND = Kind(
+    "not-found",
+    404,
+    "There is no such thing here",
+    "The path is unknown, or what it names does not exist or lies outside the credential's reach; these are not told"
+    " apart. Ended jobs are forgotten after the retention of their keys.",
+    "Check the path and the id, and whether the key is bound to other users.",
+)
+METHOD_NOT_ALLOWED = Kind(
+    "method-not-allowed",
+    405,
+    "The method does not apply here",
+    "The path exists; the header Allow lists its methods.",
+    "Use one of them.",
+)
+BODY_TIMEOUT = Kind(
+    "body-timeout",
+    408,
+    "The body did not arrive in time",
+    "The request's body was not complete within 30 seconds. Nothing was recorded.",
+    "Send it again over a better connection.",
+)
+MACHINE_OFFLINE = Kind(
+    "machine-offline",
+    409,
+    "The user's machine is not connected",
+    "No sidecar of the user is connected, and the request said `if_offline: fail`. Nothing was recorded.",
+    "Try again when presence says `online`, or send `if_offline: queue` with a longer `deadline_s`.",
+)
+BODY_TOO_LARGE = Kind(
+    "body-too-large",
+    413,
+    "The body is too large",
+    "The body, or the arguments in it, are larger than this installation takes. Nothing was recorded.",
+    "Pass a reference to large data instead of the data.",
+)
+UNSUPPORTED_MEDIA_TYPE = Kind(
+    "unsupported-media-type",
+    415,
+    "The body is not JSON by its own account",
+    "Bodies are UTF-8 JSON without content coding, declared as `Content-Type: application/json`.",
+    "Set the header.",
+)
+UNKNOWN_TOOL = Kind(
+    "unknown-tool",
+    422,
+    "The user's machine has no such tool",
+    "The machine is connected, and the catalogue that it announced does not list this name. Nothing was recorded.",
+    "Choose from `GET /v1/users/{user}/tools`.",
+)
+KEY_REUSED = Kind(
+    "idempotency-key-reused",
+    422,
+    "The key was used for other work",
+    "A request with this key was accepted before, with another `name` or other `args`, and this installation is strict"
+    " about it. Nothing new was recorded.",
+    "Use a fresh key for new work.",
+)
+QUEUE_FULL = Kind(
+    "queue-full",
+    429,
+    "The user's queue is full",
+    "As many jobs, or bytes of them, as a user may have are waiting for the machine. Nothing was recorded.",
+    "Wait for `Retry-After` seconds, or cancel what is not needed any more.",
+)
+INTERNAL_ERROR = Kind(
+    "internal-error",
+    500,
+    "The gateway failed",
+    "A fault of the gateway; it is in its log under the request's X-Request-Id. The request may have been recorded.",
+    "Repeat it with the same key: it is never run twice.",
+)
+PRESENCE_UNKNOWN = Kind(
+    "presence-unknown",
+    503,
+    "It is not known whether the machine is connected",
+    "Redis began anew, or the gateway has just lost and found it, and machines are still reporting in. Nothing was"
+    " recorded.",
+    "Try again after `Retry-After` seconds, or send `if_offline: queue`.",
+)
+STORE_UNAVAILABLE = Kind(
+    "store-unavailable",
+    503,
+    "A store does not answer",
+    "Redis or Postgres is out of reach or refuses to write. The request may or may not have been recorded.",
+    "Repeat it with the same key after `Retry-After` seconds: it is never run twice.",
+)
+TOO_MANY_WAITERS = Kind(
+    "too-many-waiters",
+    503,
+    "Too many callers wait already",
+    "This replica waits for as many outcomes as it may (`Prefer: wait`). Nothing was recorded.",
+    "Try again after `Retry-After` seconds, or submit without `Prefer: wait` and read the job later.",
+)
+
+KINDS: dict[str, Kind] = {kind.slug: kind for kind in list(globals().values()) if isinstance(kind, Kind)}
+
+
+def not_found(what: str) -> Refusal:
+    """What does not exist and what is out of reach are one answer."""
+    return Refusal(NOT_FOUND, f"there is no such {what}, or it lies outside this credential's reach")
+
+
+def store_unavailable() -> Refusal:
+    """The answer while a store is away; callers are told different times, so that they do not come back as one."""
+    return Refusal(
+        STORE_UNAVAILABLE, "a store does not answer now; repeat the request with the same key", retry_after_s=soon()
+    )
+
+
+def soon() -> int:
+    """Seconds for `Retry-After` where nothing better is known: one to three, so that a crowd spreads."""
+    return random.randint(1, 3)  # noqa: S311 (spreads load, guards nothing)
+
+
+def page(kind: Kind) -> str:
+    """The text at `/problems/{slug}`."""
+    return f"{kind.title} ({kind.status} {kind.slug})\n\n{kind.meaning}\n\nWhat to do: {kind.advice}\n"

@@ -1,0 +1,59 @@
+# What a person types; `make` alone lists it. Needs GNU make 3.81 or newer and Python 3.11 or newer, nothing else:
+# everything is installed into $(VENV) here, again whenever what it is made from changes.
+#
+#   make test PYTHON=python3.13 VENV=.venv313      another Python, beside the usual environment
+
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+
+.DEFAULT_GOAL := help
+.PHONY: help demo up test check bench soak lock
+
+help:
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-7s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+demo: $(INSTALLED) ## Watch one job end to end, and a worker killed in mid-job; then stays up until Ctrl-C
+	@$(BIN)/towline demo
+
+up: $(INSTALLED) ## Run the whole product on this machine until Ctrl-C
+	@$(BIN)/towline up
+
+test: check ## Everything that a change must pass: the checks, then every test
+	@echo '== pytest'
+	@$(BIN)/python -m pytest
+
+check: $(INSTALLED) ## Only what needs no process: lint, format, types, who imports whom
+	@echo '== ruff check'
+	@$(BIN)/ruff check
+	@echo '== ruff format --check'
+	@$(BIN)/ruff format --check
+	@echo '== mypy'
+	@$(BIN)/mypy
+	@echo '== lint-imports'
+	@$(BIN)/lint-imports
+
+bench: $(INSTALLED) ## Measure jobs beside simpler systems in the same run
+	@$(BIN)/towline bench
+
+soak: $(INSTALLED) ## Random load and faults, checked against the promises: make soak MINUTES=10 SEED=7
+	@$(BIN)/towline soak $(if $(MINUTES),--minutes $(MINUTES)) $(if $(SEED),--seed $(SEED))
+
+lock: ## Pin the dependencies anew after a change of pyproject.toml (scripts/lock --upgrade: newest releases)
+	@PYTHON='$(PYTHON)' scripts/lock
+
+# The stamp comes last, so an interrupted installation is taken up again.
+$(INSTALLED): requirements/dev.txt pyproject.toml libs/towline/pyproject.toml
+	@'$(PYTHON)' -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	  echo 'Towline needs Python 3.11 or newer, and "$(PYTHON)" is not that. Name one: make PYTHON=python3.12' >&2; exit 1; }
+	@'$(PYTHON)' -c 'import ensurepip, venv' 2>/dev/null || { \
+	  echo '"$(PYTHON)" comes without venv. On Debian and Ubuntu: apt-get install python3-venv' >&2; exit 1; }
+	@$(BIN)/python -m pip --version >/dev/null 2>&1 || { \
+	  echo '== making $(VENV)'; '$(PYTHON)' -m venv --clear $(VENV); }
+	@echo '== installing the pinned dependencies (the first time: about 110 MB, a minute or so)'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements/dev.txt
+	@echo '== installing this checkout'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation \
+	  -e libs/towline -e .
+	@touch $@

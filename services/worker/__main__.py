@@ -11,7 +11,6 @@ from common.process.settings import SettingsError, load, unknown_variables
 from worker.app import run
 from worker.settings import WorkerSettings
 
-
 logger = structlog.get_logger(__name__)
 
 

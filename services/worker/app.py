@@ -68,10 +68,12 @@ async def run(settings: WorkerSettings, lifecycle: Lifecycle, registry: Collecto
             group.create_task(pump.run_inbox(), name="pump-inbox"),
             group.create_task(pump.run_calls(), name="pump-calls"),
             group.create_task(pump.run_beats(), name="pump-beats"),
+            group.create_task(pump.run_upkeep(), name="pump-upkeep"),
             group.create_task(sweeper.run(), name="sweeper"),
         ]
         async with sockets.listening(health.open_listener(settings.bridge_host, settings.bridge_port)):
             lifecycle.mark_ready()
+            logger.info("serving", worker=worker)  # the name that presence, and so the API, has for this process
             await lifecycle.draining.wait()
             await lifecycle.run_budgeted("sockets", sockets.drain(), settings.drain_s)
         await lifecycle.run_budgeted("outcomes", outcomes.drain(), OUTCOMES_DRAIN_S)

@@ -56,7 +56,7 @@ class WorkerMetrics:
         )
         self.presence_refresh_seconds = Histogram(
             "towline_presence_refresh_seconds",
-            "One refresh of the presence of all this worker's machines.",
+            "One pipeline that refreshes the presence of this worker's machines, up to 200 of them.",
             buckets=DURATION_BUCKETS_S,
             registry=registry,
         )

@@ -29,6 +29,8 @@ logger = structlog.get_logger(__name__)
 
 # Sessions in one pipeline: enough to share a round trip, few enough that a take never waits long behind a refresh.
 PIPELINE_MAX = 200
+# A script that failed (Redis is out of memory, a key of the user is broken) fails again at once: ask at leisure.
+RETRY_AFTER_S = 1.0
 
 
 class Owed(NamedTuple):
@@ -62,6 +64,7 @@ class Pump:
         self._sessions: dict[SessionId, Session] = {}
         self._of_user: dict[UserId, dict[SessionId, Session]] = {}
         self._owing: dict[SessionId, Session] = {}
+        self._retrying: set[SessionId] = set()
         self._wake = asyncio.Event()
         self.empty = asyncio.Event()
         self.empty.set()
@@ -156,6 +159,7 @@ class Pump:
                 batch = self._next_batch()
                 if not batch:
                     continue
+                began = time.monotonic()
                 try:
                     answers = await self._redis.run_many([owed.call for owed in batch])
                 except StoreUnavailable as error:
@@ -164,6 +168,8 @@ class Pump:
                     await asyncio.sleep(backoff.next_s())
                     continue
                 backoff.reset()
+                if any(owed.serving for owed in batch):
+                    self._metrics.presence_refresh_seconds.observe(time.monotonic() - began)
                 for owed, answer in zip(batch, answers, strict=True):
                     self._answered(owed, answer)
 
@@ -190,12 +196,18 @@ class Pump:
         for session in sessions:
             self.owe_serve(session)  # the call may have run: claim what it brought
 
+    def _retry(self, session: Session) -> None:
+        self._retrying.discard(session.id)
+        self.owe_serve(session)
+
     def _answered(self, owed: Owed, answer: Any) -> None:
         session = owed.session
         if isinstance(answer, Exception):
             if not isinstance(answer, StoreUnavailable):
                 logger.error("call_failed", user=session.user, exc_info=answer)
-            self._again([session])
+            if session.id not in self._retrying:
+                self._retrying.add(session.id)
+                asyncio.get_running_loop().call_later(RETRY_AFTER_S, self._retry, session)
             return
         if owed.serving:
             served = parse_serve(answer)
@@ -210,7 +222,7 @@ class Pump:
                 return
             session.dispatch.taken(taken)
             brought = len(taken)
-        if brought >= owed.free:  # there may be more; with no free place nothing was looked for
+        if brought >= owed.free:  # there may be more, or there was no place for any
             self.owe_take(session)
 
     def _note_birth(self, born: str) -> None:
@@ -222,17 +234,24 @@ class Pump:
         self._born = born
 
     async def run_beats(self) -> None:
-        """Each heartbeat: refresh presence of all, and end sessions whose token is good no more; until cancelled."""
+        """Each heartbeat: have the presence of all refreshed, and end the silent ones; until cancelled.
+
+        Nothing here waits for a store: a slow one must not make machines look silent, or absent.
+        """
         while True:
-            began = time.monotonic()
             for session in self.sessions:
                 session.beat()
+            await asyncio.sleep(self._timing.heartbeat_s)
+
+    async def run_upkeep(self) -> None:
+        """Each heartbeat: keep the inbox, renew tokens or end sessions with a bad one; until cancelled."""
+        while True:
+            began = time.monotonic()
             try:
                 await self._inbox.keep_alive()
             except StoreUnavailable as error:
                 logger.warning("control_keep_alive_failed", reason=str(error))
             await self._check_tokens()
-            self._metrics.presence_refresh_seconds.observe(time.monotonic() - began)
             await asyncio.sleep(max(0.0, began + self._timing.heartbeat_s - time.monotonic()))
 
     async def _check_tokens(self) -> None:
@@ -245,3 +264,15 @@ class Pump:
         for session in sessions:
             if session.token_id not in valid:
                 session.end(frames.Close.TOKEN_REFUSED, "the token was revoked or has expired", "token_refused")
+            elif valid[session.token_id]:
+                await self._renew_token(session)
+
+    async def _renew_token(self, session: Session) -> None:
+        try:
+            value = await self._tokens.renew_machine_token(session.token_id)
+        except StoreUnavailable as error:
+            logger.warning("token_renewal_failed", user=session.user, reason=str(error))
+            return
+        if value is not None:
+            session.send(frames.Token(token=value))
+            logger.info("token_renewed", user=session.user, token_id=session.token_id)

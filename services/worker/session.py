@@ -14,12 +14,15 @@ import structlog
 from websockets.asyncio.server import ServerConnection
 from websockets.exceptions import ConnectionClosed
 
+from common.errors import StoreUnavailable
 from common.ids import GatewayId, JobId, MachineId, SessionId, UserId, WorkerId, new_id
+from common.process.backoff import Backoff
 from common.store import keys
 from common.store.presence import Assertion, Served
 from common.store.requests import Requests
 from common.store.tokens import Minted
-from towline.wire import frames
+from towline.wire import frames, json
+from towline.wire.ids import is_id
 from worker.dispatch import Dispatch, Machine
 from worker.metrics import WorkerMetrics
 from worker.outcomes import Outcomes
@@ -87,13 +90,17 @@ class Session:
         self._desk = desk
         self._announce = announce
         self._tell = tell
-        self._tools: dict[str, bool] | None = _hints(hello.tools)
-        self._catalogue = self._tools
+        self._catalogue = _hints(hello.tools)
+        self._tools: dict[str, bool] | None = self._catalogue  # what the next assertion writes; None: unchanged
+        self._asserted_tools: dict[str, bool] | None = None
+        self._announcing: Sequence[frames.Tool] | None = None
         self._since_ms = int(time.time() * 1000)
         self._heard = time.monotonic()
         self._pinged = False
         self._probes: dict[str, tuple[GatewayId, str, float]] = {}
-        self._sending: asyncio.Queue[frames.Frame] = asyncio.Queue(SEND_QUEUE_MAX)
+        # A list and an event: an `asyncio.Queue` would cost every idle socket two kilobytes more.
+        self._outbox: list[frames.Frame] = []
+        self._has_frames = asyncio.Event()
         self._end: asyncio.Future[Refused] = asyncio.get_running_loop().create_future()
         self._group: asyncio.TaskGroup | None = None
         self._goodbye = False
@@ -129,7 +136,7 @@ class Session:
             label = refusal.label
             with contextlib.suppress(Exception):
                 async with asyncio.timeout(1):
-                    await self._socket.close(refusal.code, refusal.reason[:120])
+                    await self._socket.close(refusal.code, frames.close_reason(refusal.reason))
         except* ConnectionClosed:
             label = "goodbye" if self._goodbye else "lost"
         finally:
@@ -156,14 +163,18 @@ class Session:
         """Queue a frame. A machine so slow that the queue is full is cut off; without a session nothing happens."""
         if not self.alive:
             return
-        try:
-            self._sending.put_nowait(frame)
-        except asyncio.QueueFull:
+        if len(self._outbox) >= SEND_QUEUE_MAX:
             self.end(frames.Close.TOO_SLOW, "frames wait too long", "too_slow")
+            return
+        self._outbox.append(frame)
+        self._has_frames.set()
 
     async def _write(self) -> None:
         while True:
-            frame = await self._sending.get()
+            if not self._outbox:
+                self._has_frames.clear()
+                await self._has_frames.wait()
+            frame = self._outbox.pop(0)
             try:
                 async with asyncio.timeout(SEND_TIMEOUT_S):
                     await self._socket.send(frames.encode(frame))
@@ -194,8 +205,11 @@ class Session:
             case frames.StatusResult():
                 self._probed(frame)
             case frames.Tools():
+                if problem := catalogue_problem(frame.tools):
+                    raise Refused(frames.Close.BAD_FRAME, f"tools: {problem}", "bad_frame")
                 self._catalogue = self._tools = _hints(frame.tools)
-                self._spawn(self._announce(frame.tools), "announce")
+                self._announcing = frame.tools
+                self._spawn(self._record_catalogue(frame.tools), "announce")
                 self._desk.owe_serve(self)
             case frames.Goodbye():
                 self._goodbye = True
@@ -206,11 +220,25 @@ class Session:
             case None:
                 logger.debug("frame_of_unknown_type", user=self.user, session=self.id)
 
+    async def _record_catalogue(self, tools: Sequence[frames.Tool]) -> None:
+        """Keep the newest catalogue; the door has it from Redis, so its record may follow when Postgres is back."""
+        backoff = Backoff(first_s=0.05, cap_s=2.0)
+        while tools is self._announcing:
+            try:
+                await self._announce(tools)
+                self._announcing = None
+            except StoreUnavailable as error:
+                logger.warning("catalogue_waits", user=self.user, reason=str(error))
+                await asyncio.sleep(backoff.next_s())
+
     def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
-        if self._group is None:
-            work.close()
-        else:
-            self._group.create_task(work, name=f"{name}:{self.user}")
+        try:
+            if self._group is not None:
+                self._group.create_task(work, name=f"{name}:{self.user}")
+                return
+        except RuntimeError:
+            pass  # the session is ending and its group takes no more; what is in flight goes to the next session
+        work.close()
 
     # ---- presence and delivery: called by the pump
 
@@ -228,6 +256,7 @@ class Session:
     def assertion(self) -> Assertion:
         """What to assert now."""
         now = time.time()
+        self._asserted_tools = self._tools
         return Assertion(
             user=self.user,
             machine=self.machine,
@@ -268,10 +297,12 @@ class Session:
                     user=self.user,
                 )
             )
-        self._tools = self._catalogue if served.tools_missing else None
         self.left_behind = served.left > 0
         if served.tools_missing:
+            self._tools = self._catalogue
             self._desk.owe_serve(self)
+        elif self._tools is self._asserted_tools:  # else they changed while this assertion was on its way
+            self._tools = None
         self.dispatch.taken(served.taken)
 
     def place_freed(self) -> None:
@@ -302,6 +333,19 @@ class Session:
                 "rtt_ms": f"{(time.monotonic() - began) * 1000:.3f}",
             }
             self._spawn(self._tell(gateway, fields), "probe")
+
+
+def catalogue_problem(tools: Sequence[frames.Tool]) -> str | None:
+    """Why a catalogue cannot be taken, if so."""
+    if len(tools) > frames.TOOLS_MAX:
+        return f"{len(tools)} tools, at most {frames.TOOLS_MAX} are allowed"
+    if len({tool.name for tool in tools}) != len(tools) or not all(is_id(tool.name) for tool in tools):
+        return "tool names must be ids, each once"
+    try:
+        json.check_raw(json.dumps({"tools": tools}))
+    except json.JsonProblem as problem:
+        return str(problem)
+    return None
 
 
 def _hints(tools: Sequence[frames.Tool]) -> dict[str, bool]:

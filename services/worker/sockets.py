@@ -9,10 +9,11 @@ import contextlib
 import http
 import socket as stdlib_socket
 from collections.abc import AsyncIterator, Sequence
-from weakref import WeakKeyDictionary
 
+import msgspec
 import structlog
-from websockets.asyncio.server import ServerConnection, serve
+from websockets.asyncio.server import Server, ServerConnection, serve
+from websockets.datastructures import Headers
 from websockets.exceptions import ConnectionClosed
 from websockets.http11 import Request, Response
 from websockets.typing import Subprotocol
@@ -31,7 +32,7 @@ from towline.wire.ids import is_id
 from worker.metrics import WorkerMetrics
 from worker.outcomes import Outcomes
 from worker.pump import Pump
-from worker.session import Session
+from worker.session import Session, catalogue_problem
 from worker.settings import WorkerSettings
 
 logger = structlog.get_logger(__name__)
@@ -41,6 +42,13 @@ RETRY_AFTER_S = 5
 # Between two waves of a drain: each wave's machines have been welcomed elsewhere when the next one leaves.
 DRAIN_WAVE_S = 0.25
 DRAIN_WAVES = 20
+_NO_REQUEST = Request(frames.PATH, Headers())
+
+
+class Connection(ServerConnection):
+    """A socket, and whose it is once its token has been checked."""
+
+    minted: Minted | None = None
 
 
 class Sockets:
@@ -69,14 +77,14 @@ class Sockets:
         self._pump = pump
         self._metrics = metrics
         self._timing = keys.Timing(settings.heartbeat_s)
-        # Weak: a handshake that breaks off after it was admitted leaves nothing behind.
-        self._minted: WeakKeyDictionary[ServerConnection, Minted] = WeakKeyDictionary()
+        self._server: Server | None = None
 
     @contextlib.asynccontextmanager
     async def listening(self, listener: stdlib_socket.socket) -> AsyncIterator[None]:
         """Accept machines on a bound socket while the context is open."""
         async with serve(
             self._handle,
+            create_connection=Connection,
             sock=listener,
             process_request=self._admit,
             subprotocols=[Subprotocol(frames.SUBPROTOCOL)],
@@ -88,7 +96,7 @@ class Sockets:
             close_timeout=2,
             ping_interval=None,  # signs of life are frames of ours, with a deadline (Session.beat)
             server_header=None,
-        ):
+        ) as self._server:
             yield
 
     # ---- handshake
@@ -99,7 +107,8 @@ class Sockets:
             return _problem(connection, 404, "not-found", f"there is only {frames.PATH} here")
         if self._lifecycle.draining.is_set():
             return _problem(connection, 503, "draining", "this worker is leaving; connect again", retry_after_s=1)
-        if len(self._pump.sessions) + len(self._minted) >= self._settings.sockets_max:
+        # Counted by the server, whose connections are open ones: a handshake that breaks off takes no place.
+        if self._server is not None and len(self._server.connections) >= self._settings.sockets_max:
             return _problem(connection, 503, "too-many-sockets", "this worker is full", retry_after_s=RETRY_AFTER_S)
         offered = ",".join(request.headers.get_all("Sec-WebSocket-Protocol"))
         if frames.SUBPROTOCOL not in (part.strip() for part in offered.split(",")):
@@ -113,11 +122,16 @@ class Sockets:
             return _problem(connection, 503, "store-unavailable", "tokens cannot be checked now", retry_after_s=2)
         if minted is None:
             return _problem(connection, 401, "unauthorized", "the machine token is not valid")
-        self._minted[connection] = minted
+        assert isinstance(connection, Connection)
+        connection.minted = minted
         return None
 
     async def _handle(self, connection: ServerConnection) -> None:
-        minted = self._minted.pop(connection)
+        assert isinstance(connection, Connection)
+        minted = connection.minted
+        assert minted is not None
+        # Nobody needs the headers any more: they are kilobytes a socket, and hold the token.
+        connection.request, connection.response = _NO_REQUEST, None
         try:
             session = await self._greet(connection, minted)
         except ConnectionClosed:
@@ -147,17 +161,15 @@ class Sockets:
                 hello, problem = _read_hello(text)
         if hello is None:
             self._metrics.sessions_total["bad_frame"].inc()
-            await connection.close(frames.Close.BAD_FRAME, problem[:120])
+            await connection.close(frames.Close.BAD_FRAME, frames.close_reason(problem))
             return None
+
+        # Kept for as long as the session lives, so not with the hello and its catalogue in it.
+        machine, name, version = MachineId(hello.machine), hello.name, hello.version
 
         async def announce(tools: Sequence[frames.Tool]) -> None:
             await self._tokens.see_machine(
-                minted.user,
-                MachineId(hello.machine),
-                name=hello.name,
-                version=hello.version,
-                tools=tools,
-                epoch=minted.epoch,
+                minted.user, machine, name=name, version=version, tools=tools, epoch=minted.epoch
             )
 
         async def tell(gateway: GatewayId, fields: dict[str, str]) -> None:
@@ -211,17 +223,13 @@ def _read_hello(text: str | bytes) -> tuple[frames.Hello | None, str]:
         return None, "the first frame must be hello"
     if not is_id(hello.machine) or not is_id(hello.journal):
         return None, "hello: machine and journal must be ids (1-200 of A-Z a-z 0-9 . _ : @ -)"
-    if len(hello.tools) > frames.TOOLS_MAX:
-        return None, f"hello: {len(hello.tools)} tools, at most {frames.TOOLS_MAX} are allowed"
-    if len({tool.name for tool in hello.tools}) != len(hello.tools) or not all(is_id(t.name) for t in hello.tools):
-        return None, "hello: tool names must be ids, each once"
+    if problem := catalogue_problem(hello.tools):
+        return None, f"hello: {problem}"
     if len(hello.running) > RUNNING_MAX or not all(is_uuid(job) for job in hello.running):
         return None, f"hello: running must be at most {RUNNING_MAX} job ids"
-    try:
-        json.check_raw(json.dumps(hello))
-    except json.JsonProblem as problem:
-        return None, f"hello: {problem}"
-    return hello, ""
+    # Postgres stores no U+0000; a machine is not turned away for one in its name.
+    raw, mended = json.check_raw(json.dumps(hello))
+    return (msgspec.json.decode(raw, type=frames.Hello) if mended else hello), ""
 
 
 def _problem(

@@ -23,7 +23,7 @@ def epoch(user: UserId) -> str:
 
 
 def tools(user: UserId) -> str:
-    """Hash: tool name -> `h` (hinted) or `u`: what the door must know. Lives as long as presence."""
+    """Hash: tool name -> `h` (hinted) or `u`: what the door must know; `` names none. Lives as long as presence."""
     return f"bridge:tools:{user}"
 
 

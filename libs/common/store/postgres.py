@@ -1,10 +1,11 @@
 """The Postgres client: a pool made inside the running loop, named statements, migrations.
 
 Promises: every statement runs in a transaction of its own and is safe to repeat (its outcome is unknown when the
-connection dies between commit and answer, and then it is repeated once); waiting for a connection has a limit; every
+connection dies between commit and answer, and then it is repeated); waiting for a connection has a limit; every
 failure to get an answer is `StoreUnavailable`.
 """
 
+import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Sequence
 from functools import cache
@@ -23,12 +24,21 @@ CONNECTIONS_MAX = 8
 POOL_TIMEOUT_S = 5.0
 CONNECT_TIMEOUT_S = 5
 STATEMENT_TIMEOUT_S = 15
+# A server that is frozen, or behind a dead link, does not even say that a statement took too long.
+ANSWER_TIMEOUT_S = POOL_TIMEOUT_S + STATEMENT_TIMEOUT_S
 MIGRATION_LOCK = 0x70_77_6C_6E  # advisory lock: one migration at a time, whatever runs it
 MIGRATION_LOCK_WAIT_S = 60
 
 _BROKEN = (psycopg.OperationalError, psycopg.InterfaceError)
 _REPEAT = (pg.DeadlockDetected, pg.SerializationFailure)
-_REFUSED = (pg.ReadOnlySqlTransaction, pg.DiskFull, pg.TooManyConnections, pg.CannotConnectNow, pg.OutOfMemory)
+_REFUSED = (
+    pg.ReadOnlySqlTransaction,
+    pg.DiskFull,
+    pg.TooManyConnections,
+    pg.CannotConnectNow,
+    pg.OutOfMemory,
+    pg.QueryCanceled,  # the statement timeout: whoever waits has waited long enough
+)
 
 
 @cache
@@ -75,21 +85,24 @@ class Postgres:
         """Run the statement `sql/{name}.sql` and return its rows (named tuples; empty if it returns none).
 
         Raises:
-            StoreUnavailable: no answer after one repetition; the statement may have run.
+            StoreUnavailable: no answer, after repetitions; the statement may have run.
         """
-        for repeated in (False, True):
+        # Every pooled connection may have died while it lay idle; one failure more than there are is an outage.
+        for tries_left in reversed(range(CONNECTIONS_MAX + 1)):
             try:
-                return await self._fetch_once(name, params)
+                async with asyncio.timeout(ANSWER_TIMEOUT_S):
+                    return await self._fetch_once(name, params)
+            except TimeoutError as error:
+                raise StoreUnavailable("Postgres does not answer in time") from error
             except PoolTimeout as error:
                 raise StoreUnavailable("Postgres gives no connection") from error
             except _REPEAT as error:
-                if repeated:
+                if not tries_left:
                     raise StoreUnavailable(f"Postgres refuses ({type(error).__name__})") from error
             except _REFUSED as error:
                 raise StoreUnavailable(f"Postgres refuses ({type(error).__name__})") from error
             except _BROKEN as error:
-                # A pooled connection may have died while it lay idle; a second one tells an outage from that.
-                if repeated:
+                if not tries_left:
                     raise StoreUnavailable(f"Postgres does not answer ({type(error).__name__})") from error
         raise AssertionError("unreachable")
 
@@ -160,7 +173,8 @@ async def migrate(url: str) -> list[str]:
                     )
                 applied.append(path.name)
             return applied
-    except (psycopg.OperationalError, pg.LockNotAvailable) as error:
+    # ProgrammingError: an option in the URL that libpq does not know.
+    except (psycopg.OperationalError, psycopg.ProgrammingError, pg.LockNotAvailable) as error:
         raise StoreUnavailable(f"cannot migrate: {str(error).splitlines()[0]}") from error
 
 

@@ -61,8 +61,11 @@ def serve_call(assertion: Assertion, timing: keys.Timing) -> Call:
     """Assert, claim and take for one session in one script; see `parse_serve`. Many go out in one pipeline."""
     a = assertion
     tools: list[str] = []
-    for name, hinted in (a.tools or {}).items():
-        tools += [name, "h" if hinted else "u"]
+    if a.tools is not None:
+        # One member that names no tool: a hash without members is no key, and would be asked for without end.
+        tools += ["", ""]
+        for name, hinted in a.tools.items():
+            tools += [name, "h" if hinted else "u"]
     return Call(
         script("serve"),
         [

@@ -248,7 +248,10 @@ class Requests:
             },
         )
         found = {row.job: Finished(_record(row), row.won) for row in rows}
-        return [found.get(f.job) for f in items]
+        return [
+            finished if (finished := found.get(f.job)) is None or first[f.job] is f else finished._replace(won=False)
+            for f in items
+        ]
 
     async def give_up(self, jobs: Sequence[JobId], machine: str, journal: str) -> dict[JobId, Record]:
         """End those jobs that may not be started on this machine; returns the records of the ended ones.

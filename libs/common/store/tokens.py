@@ -143,11 +143,22 @@ class Tokens:
         """End a token; its sockets are closed within a heartbeat. False: no such token. Raises: StoreUnavailable."""
         return bool(await self._postgres.fetch("revoke_machine_token", {"user": user, "token_id": token_id}))
 
-    async def still_valid(self, token_ids: Sequence[str]) -> set[str]:
-        """Which of these machine tokens are good. Raises: StoreUnavailable."""
+    async def still_valid(self, token_ids: Sequence[str]) -> dict[str, bool]:
+        """Which of these machine tokens are good, and whether each is due for renewal. Raises: StoreUnavailable."""
         if not token_ids:
-            return set()
-        return {row.token_id for row in await self._postgres.fetch("valid_tokens", {"ids": list(token_ids)})}
+            return {}
+        rows = await self._postgres.fetch("valid_tokens", {"ids": list(token_ids)})
+        return {row.token_id: row.is_due for row in rows}
+
+    async def renew_machine_token(self, token_id: str) -> str | None:
+        """Give a token that is due a new value, which is returned and not stored, and as long a life as at first.
+
+        The old value stays good until it would have expired, so a machine that misses the new one is not shut out.
+        None: not due, or renewed by someone else a moment ago. Raises: StoreUnavailable.
+        """
+        value = new_secret(MACHINE_TOKEN_PREFIX)
+        rows = await self._postgres.fetch("renew_machine_token", {"token_id": token_id, "hash": hash_of(value)})
+        return value if rows else None
 
     async def mint_session(self, value: str) -> Minted | None:
         """Check a machine token and mint its session's epoch. None: not a good token. Raises: StoreUnavailable."""

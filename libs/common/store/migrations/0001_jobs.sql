@@ -67,6 +67,9 @@ create table machine_tokens (
   name text not null,
   created_at timestamptz not null default now(),
   expires_at timestamptz,
+  ttl_s double precision,              -- what a renewal adds; null: never expires
+  previous_hash bytea unique,          -- the value before the last renewal, good until it would have expired
+  previous_expires_at timestamptz,
   revoked_at timestamptz
 );
 create index machine_tokens_of_user on machine_tokens (user_id, token_id desc);

@@ -1,10 +1,11 @@
 """JSON, strict both ways: what is refused and where, what is mended, and that nothing else is touched."""
 
 import json as stdlib_json
+from collections.abc import Callable
 from typing import Any
 
 import pytest
-from hypothesis import example, given
+from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from towline.wire import json
@@ -174,8 +175,7 @@ def test_what_mend_returns_every_other_reader_takes(value: Any) -> None:
     text = stdlib_json.dumps(value)
     try:
         mended, changed = json.mend(text)
-    except json.JsonProblem as problem:
-        assert problem.place.startswith("$")
+    except json.JsonProblem:
         return
     assert json.loads(json.dumps(mended)) == mended
     assert json.mend(json.dumps(mended)) == (mended, False)
@@ -193,19 +193,25 @@ def test_what_mend_returns_every_other_reader_takes(value: Any) -> None:
 def test_check_raw_agrees_with_mend(value: Any) -> None:
     """The one-scan shortcut never lets through what the careful way would mend or refuse."""
     text = stdlib_json.dumps(value).encode()
+    assume(b"NaN" not in text and b"Infinity" not in text)  # the parser before `check_raw` refuses those
+
+    def mend() -> tuple[Any, bool]:
+        return json.mend(text)
+
+    def check() -> tuple[Any, bool]:
+        raw, changed = json.check_raw(text)
+        assert changed or raw == text
+        return json.loads(raw), changed
+
+    assert outcome_of(check) == outcome_of(mend)
+
+
+def outcome_of(call: Callable[[], tuple[Any, bool]]) -> object:
+    """What a call returns, or the problem that it names."""
     try:
-        mended, changed = json.mend(text)
+        return call()
     except json.JsonProblem as problem:
-        if b"NaN" not in text and b"Infinity" not in text:  # the parser before `check_raw` refuses those
-            with pytest.raises(json.JsonProblem) as caught:
-                json.check_raw(text)
-            assert str(caught.value) == str(problem)
-        return
-    raw, raw_changed = json.check_raw(text)
-    assert raw_changed == changed
-    assert json.loads(raw) == mended
-    if not changed:
-        assert raw == text
+        return str(problem)
 
 
 @pytest.mark.parametrize("number", ["1e400", "1E+999", "-1e0999", "123456789012345678901234567890", "9" * 310 + ".0"])

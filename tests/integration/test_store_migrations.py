@@ -1,0 +1,86 @@
+"""Migrations: applied once, whoever applies them and however many at once."""
+
+import asyncio
+import os
+import sys
+from collections.abc import AsyncIterator
+from urllib.parse import urlsplit, urlunsplit
+
+import psycopg
+import pytest
+from psycopg import sql
+
+from common.errors import StoreUnavailable
+from common.ids import new_id
+from common.store.postgres import migrate, open_postgres
+from harness.servers import Servers
+
+
+@pytest.fixture
+async def empty_url(servers: Servers) -> AsyncIterator[str]:
+    """A database with nothing in it."""
+    name = f"towline_test_empty_{new_id()[-12:]}"
+    async with await psycopg.AsyncConnection.connect(servers.postgres_url, autocommit=True) as connection:
+        await connection.execute(sql.SQL("create database {} template template1").format(sql.Identifier(name)))
+        yield urlunsplit(urlsplit(servers.postgres_url)._replace(path=f"/{name}"))
+        await connection.execute(sql.SQL("drop database {} with (force)").format(sql.Identifier(name)))
+
+
+async def test_a_second_migration_finds_nothing_to_do(empty_url: str) -> None:
+    """The first one names what it applied, in order."""
+    applied = await migrate(empty_url)
+    assert applied == sorted(applied)
+    assert applied[0] == "0001_jobs.sql"
+    assert await migrate(empty_url) == []
+    async with open_postgres(empty_url) as postgres:
+        await postgres.check()
+
+
+async def test_four_processes_at_once_apply_each_file_once(empty_url: str) -> None:
+    """As four pods of one deployment do."""
+    program = "import asyncio, os; from common.store.postgres import migrate;"
+    program += "print(','.join(asyncio.run(migrate(os.environ['DATABASE_URL']))))"
+    processes = [
+        await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-c",
+            program,
+            env={**os.environ, "DATABASE_URL": empty_url},
+            stdout=asyncio.subprocess.PIPE,
+        )
+        for _ in range(4)
+    ]
+    outputs = [(await process.communicate())[0].decode().strip() for process in processes]
+    assert [process.returncode for process in processes] == [0] * 4
+    applied = [output for output in outputs if output]
+    assert len(applied) == 1, outputs
+    async with await psycopg.AsyncConnection.connect(empty_url) as connection:
+        cursor = await connection.execute("select name from schema_migrations order by version")
+        assert ",".join(row[0] for row in await cursor.fetchall()) == applied[0]
+
+
+async def test_a_database_that_was_not_migrated_is_refused_with_advice(empty_url: str) -> None:
+    """The process waits and says what to do."""
+    async with open_postgres(empty_url) as postgres:
+        with pytest.raises(ValueError, match="run `towline migrate`"):
+            await postgres.check()
+
+
+async def test_a_migration_that_fails_leaves_nothing_of_itself(empty_url: str) -> None:
+    """Each file is one transaction: what stands in its way is not half gone round."""
+    async with await psycopg.AsyncConnection.connect(empty_url, autocommit=True) as connection:
+        # The last table that the first file makes.
+        await connection.execute("create table machine_tokens (x integer)")
+        with pytest.raises((StoreUnavailable, psycopg.errors.DuplicateTable), match="machine_tokens"):
+            await migrate(empty_url)
+        cursor = await connection.execute("select to_regclass('requests') is null, count(*) from schema_migrations")
+        assert await cursor.fetchall() == [(True, 0)]
+        await connection.execute("drop table machine_tokens")
+    assert "0001_jobs.sql" in await migrate(empty_url)
+
+
+async def test_a_server_that_is_not_there_is_unavailable() -> None:
+    """One clear line, without the password."""
+    with pytest.raises(StoreUnavailable) as caught:
+        await migrate("postgresql://postgres:secret-word@127.0.0.1:1/postgres")
+    assert "secret-word" not in str(caught.value)

@@ -70,7 +70,13 @@ async def finished(requests: Requests, record: Record, outcome: str = '{"result"
     """The record of a job that its machine has completed."""
     answer = await requests.finish(Finish(record.job, record.user, "completed", outcome))
     assert answer is not None
-    return answer.record
+    (stored,) = (await requests.read([record.job])).values()
+    assert (stored.state, stored.outcome, stored.ended_ms) == (
+        answer.record.state,
+        answer.record.outcome,
+        answer.record.ended_ms,
+    )
+    return stored
 
 
 @dataclass

@@ -5,16 +5,14 @@ import asyncio
 import structlog
 from prometheus_client import CollectorRegistry
 
-from common.errors import StoreUnavailable
 from common.ids import GatewayId, process_name
 from common.process import health
-from common.process.backoff import Backoff
 from common.process.lifecycle import Lifecycle
 from common.process.metrics import ProcessMetrics
 from common.store import keys
 from common.store.jobs import Jobs
-from common.store.postgres import Postgres, open_postgres
-from common.store.redis import Redis, open_redis
+from common.store.postgres import open_postgres
+from common.store.redis import open_redis
 from common.store.requests import Requests
 from common.store.tokens import Tokens
 from gateway.auth import Auth
@@ -48,7 +46,7 @@ async def run(settings: GatewaySettings, lifecycle: Lifecycle, registry: Collect
             health.serve_admin(admin, lifecycle=lifecycle, registry=registry, metrics=process_metrics, checks=checks),
             name="admin",
         )
-        await wait_for_stores(redis, postgres)
+        await health.wait_for_stores(checks)
 
         timing = keys.Timing(settings.heartbeat_s)
         requests = Requests(postgres, retention_s=settings.key_retention_s)
@@ -100,17 +98,3 @@ async def run(settings: GatewaySettings, lifecycle: Lifecycle, registry: Collect
         loops.cancel()
         await lifecycle.run_budgeted("inbox", waiters.close(), INBOX_DRAIN_S)
         lifecycle.mark_stopped()
-
-
-async def wait_for_stores(redis: Redis, postgres: Postgres) -> None:
-    """Wait until both stores are there and fit to be used; a process that waits is alive, not ready."""
-    backoff = Backoff(first_s=0.2, cap_s=2.0)
-    while True:
-        try:
-            await redis.check()
-            await postgres.check()
-        except (StoreUnavailable, ValueError) as error:
-            logger.warning("waiting_for_stores", reason=str(error))
-            await asyncio.sleep(backoff.next_s())
-        else:
-            return

@@ -87,7 +87,7 @@ class Route:
 class Request:
     """One request, as a handler sees it."""
 
-    __slots__ = ("_query", "_receive", "body_bytes_max", "headers", "params")
+    __slots__ = ("_headers", "_query", "_receive", "body_bytes_max", "params")
 
     def __init__(
         self,
@@ -98,7 +98,9 @@ class Request:
         query: Mapping[str, str],
         body_bytes_max: int,
     ) -> None:
-        self.headers = headers
+        self._headers: dict[bytes, list[str]] = {}
+        for name, value in headers:
+            self._headers.setdefault(name, []).append(value.decode("latin-1"))
         self.params = params
         self.body_bytes_max = body_bytes_max
         self._receive = receive
@@ -106,7 +108,7 @@ class Request:
 
     def values(self, name: bytes) -> list[str]:
         """All values of a header, named in lower case."""
-        return [value.decode("latin-1") for each, value in self.headers if each == name]
+        return self._headers.get(name, [])
 
     def query(self, name: str) -> str | None:
         """One query parameter."""

@@ -5,17 +5,15 @@ import asyncio
 import structlog
 from prometheus_client import CollectorRegistry
 
-from common.errors import StoreUnavailable
 from common.ids import WorkerId, process_name
 from common.process import health
-from common.process.backoff import Backoff
 from common.process.lifecycle import Lifecycle
 from common.process.metrics import ProcessMetrics
 from common.store import keys
 from common.store.control import control_inbox
 from common.store.jobs import Jobs
-from common.store.postgres import Postgres, open_postgres
-from common.store.redis import Redis, open_redis
+from common.store.postgres import open_postgres
+from common.store.redis import open_redis
 from common.store.requests import Requests
 from common.store.tokens import Tokens
 from worker.metrics import WorkerMetrics
@@ -26,6 +24,11 @@ from worker.sockets import Sockets
 from worker.sweeper import Sweeper
 
 logger = structlog.get_logger(__name__)
+
+# A store that is back within this long still gets what machines have answered.
+OUTCOMES_DRAIN_S = 5.0
+# What the last command to Redis may take; without it the stream goes by its time to live.
+INBOX_DRAIN_S = 1.0
 
 
 async def run(settings: WorkerSettings, lifecycle: Lifecycle, registry: CollectorRegistry) -> None:
@@ -43,7 +46,7 @@ async def run(settings: WorkerSettings, lifecycle: Lifecycle, registry: Collecto
             health.serve_admin(admin, lifecycle=lifecycle, registry=registry, metrics=process_metrics, checks=checks),
             name="admin",
         )
-        await wait_for_stores(redis, postgres)
+        await health.wait_for_stores(checks)
 
         worker = WorkerId(process_name())
         requests = Requests(postgres, retention_s=settings.key_retention_s)
@@ -82,20 +85,3 @@ async def run(settings: WorkerSettings, lifecycle: Lifecycle, registry: Collecto
             loop.cancel()
         await lifecycle.run_budgeted("inbox", inbox.remove(), INBOX_DRAIN_S)
         lifecycle.mark_stopped()
-
-
-OUTCOMES_DRAIN_S = 5.0  # a store that is back within this long still gets what machines have answered
-INBOX_DRAIN_S = 1.0
-
-
-async def wait_for_stores(redis: Redis, postgres: Postgres) -> None:
-    """Wait until both stores are there and fit to be used; a process that waits is alive, not ready."""
-    backoff = Backoff(first_s=0.2, cap_s=2.0)
-    while True:
-        try:
-            await redis.check()
-            await postgres.check()
-            return
-        except (StoreUnavailable, ValueError) as error:
-            logger.warning("waiting_for_stores", reason=str(error))
-            await asyncio.sleep(backoff.next_s())

@@ -9,7 +9,6 @@ import asyncio
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import Any
 
 import structlog
@@ -20,6 +19,7 @@ from common.process.backoff import Backoff
 from common.store.jobs import Entry, Taken
 from common.store.requests import Begin, Requests
 from towline.wire import frames
+from towline.wire.api import timestamp
 from worker.delivery import Verb, Window
 from worker.metrics import WorkerMetrics
 from worker.outcomes import Ending, Outcomes
@@ -124,11 +124,11 @@ class Dispatch:
                 id=frame_id,
                 job=entry.job,
                 idempotency_key=entry.key,
-                accepted_at=_rfc3339(entry.accepted_ms),
+                accepted_at=timestamp(entry.accepted_ms),
                 name=entry.name,
                 args=entry.args,
                 timeout_s=entry.timeout_s,
-                deadline_at=_rfc3339(entry.deadline_ms),
+                deadline_at=timestamp(entry.deadline_ms),
                 attempt=attempt,
                 hinted=entry.hinted,
                 traceparent=entry.traceparent,
@@ -181,10 +181,6 @@ async def _persist(call: Callable[[], Coroutine[Any, Any, Any]], event: str, job
         except StoreUnavailable as error:
             logger.warning(event, job=job, reason=str(error))
             await asyncio.sleep(backoff.next_s())
-
-
-def _rfc3339(ms: int) -> str:
-    return datetime.fromtimestamp(ms / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def _nothing(_job: JobId) -> None:

@@ -16,7 +16,7 @@ from common.errors import StoreUnavailable
 from common.ids import JobId, UserId
 from common.process.backoff import Backoff
 from common.store.jobs import Jobs
-from common.store.requests import Finish, Record, Requests, error_outcome
+from common.store.requests import Ended, Finish, Record, Requests, error_outcome
 from towline.wire import frames, json
 from worker.metrics import WorkerMetrics
 
@@ -51,7 +51,7 @@ class Outcomes:
             return
         self._start(self._finish(Finish(ending.job, user, state, outcome), ending), ending.job)
 
-    def settle(self, record: Record, ending: Ending) -> None:
+    def settle(self, record: Record | Ended, ending: Ending) -> None:
         """Take a record that has ended already; it is settled in the background."""
         self._start(self._settle(record, ending), ending.job)
 
@@ -92,7 +92,7 @@ class Outcomes:
         await self._settle(finished.record, ending)
         self._metrics.job_seconds["reply"].observe(time.monotonic() - began)
 
-    async def _settle(self, record: Record, ending: Ending) -> None:
+    async def _settle(self, record: Record | Ended, ending: Ending) -> None:
         backoff = Backoff(first_s=0.05, cap_s=2.0)
         while True:
             try:

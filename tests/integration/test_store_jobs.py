@@ -274,16 +274,16 @@ async def test_an_assert_claims_what_older_sessions_held_in_stream_order(
     records = [await queued(requests, jobs, user) for _ in range(250)]
     order = [record.job for record in records]
     first, second = Holder(redis_store, user, epoch=1), Holder(redis_store, user, epoch=2)
-    await first.serve(free=100)
-    assert await first.take(free=100) is not None  # 200 in all
-    await second.serve(free=16)  # claims all of them, has the bodies of 16
+    await first.serve(free=120)
+    assert await first.take(free=110) is not None
+    await second.serve(free=16)  # claims all 230 of them, has the bodies of 16
     third = Holder(redis_store, user, epoch=3)
     served = await third.serve(free=16)
     assert served.raised
     assert names(served.taken) == order[:16]
     assert all(one.claimed for one in served.taken)
-    assert served.left == 200 - 16
-    assert await held.consumers() == {third.session: 200}
+    assert served.left == 230 - 16
+    assert await held.consumers() == {third.session: 230}
     # As jobs end, claims bring the rest, and then the take what nobody had.
     in_flight, seen = set(order[:16]), list(order[:16])
     while len(seen) < 250:

@@ -103,10 +103,14 @@ async def test_another_payload_under_a_known_key_gets_the_record_of_the_first(re
     assert answer.record == first
 
 
-async def test_crossing_batches_do_not_deadlock(postgres_url: str, user: UserId) -> None:
+async def test_crossing_batches_do_not_deadlock(
+    postgres_url: str, user: UserId, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Twenty pools' worth of accepts, marks and finishes over the same rows in opposite orders."""
     async with open_postgres(postgres_url) as first, open_postgres(postgres_url) as second:
         replicas = [Requests(postgres, retention_s=3600) for postgres in (first, second)]
+        # No repetitions from here on: a statement that Postgres ended because of a deadlock shows.
+        monkeypatch.setattr("common.store.postgres.CONNECTIONS_MAX", 0)
         keys = [f"crossing-{n}" for n in range(30)]
         for turn in range(10):
             forth, back = list(keys), list(reversed(keys))

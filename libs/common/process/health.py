@@ -26,6 +26,8 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from common.errors import StoreUnavailable
+from common.process.backoff import Backoff
 from common.process.lifecycle import Lifecycle, State
 from common.process.metrics import ProcessMetrics
 
@@ -198,6 +200,20 @@ async def serve_admin(
         await serve(app, listener, stop=lifecycle.stopped, budget_s=ADMIN_CLOSE_S)
         for watch in watches:
             watch.cancel()
+
+
+async def wait_for_stores(checks: Mapping[str, Check]) -> None:
+    """Wait until every store is there and fit to be used; a process that waits is alive, not ready."""
+    backoff = Backoff(first_s=0.2, cap_s=2.0)
+    while True:
+        try:
+            for check in checks.values():
+                await check()
+        except (StoreUnavailable, ValueError) as error:
+            logger.warning("waiting_for_stores", reason=str(error))
+            await asyncio.sleep(backoff.next_s())
+        else:
+            return
 
 
 class Dependencies:

@@ -15,7 +15,7 @@ from common.ids import GatewayId, JobId, SessionId, UserId
 from common.store import keys
 from common.store.batch import Batcher
 from common.store.redis import Call, Redis, script
-from common.store.requests import Record
+from common.store.requests import Ended, Record
 from towline.wire import json
 
 
@@ -116,13 +116,13 @@ class Jobs:
         name = keys.waiters(job)
         await self._redis.send_many([("SADD", name, gateway), ("EXPIRE", name, keys.WAITERS_TTL_S)])
 
-    async def settle(self, record: Record) -> None:
+    async def settle(self, record: Record | Ended) -> None:
         """Publish a terminal record and remove all of the job's entries; idempotent, anyone may.
 
         Raises:
             StoreUnavailable: repeat it, or leave it to the next claim.
         """
-        if not record.terminal:
+        if record.ended_ms is None:
             raise ValueError(f"job {record.job} has not ended")
         await self._call(_settle_call(record))
 
@@ -150,7 +150,7 @@ def parse_served(flat: list[bytes]) -> list[Taken]:
     return [_taken(flat[i + 1], claimed=flat[i + 2] == b"1") for i in range(0, len(flat), 3)]
 
 
-def terminal_text(record: Record) -> str:
+def terminal_text(record: Record | Ended) -> str:
     """A terminal record as published: state, attempts, end and the outcome's own bytes."""
     head = json.dumps({"state": record.state, "attempts": record.attempts, "ended_ms": record.ended_ms}).decode()
     return f'{head[:-1]},"outcome":{record.outcome}}}'
@@ -193,7 +193,7 @@ def _enqueue_call(record: Record, gateway: GatewayId | None) -> Call:
     )
 
 
-def _settle_call(record: Record) -> Call:
+def _settle_call(record: Record | Ended) -> Call:
     user, job = record.user, record.job
     return Call(
         script("settle"),

@@ -68,6 +68,17 @@ class Record(msgspec.Struct, frozen=True):
         return self.ended_ms is not None
 
 
+class Ended(msgspec.Struct, frozen=True):
+    """The part of a terminal record that is published. `ended_ms`: milliseconds of Postgres's clock."""
+
+    job: JobId
+    user: UserId
+    state: str
+    attempts: int
+    outcome: str
+    ended_ms: int
+
+
 class Accepted(NamedTuple):
     """What became of a submission: its record, and whether this call made it."""
 
@@ -93,9 +104,9 @@ class Finish(NamedTuple):
 
 
 class Finished(NamedTuple):
-    """The record after a finish, and whether this finish is what it says."""
+    """What the record says after a finish, and whether that is this finish."""
 
-    record: Record
+    record: Ended
     won: bool
 
 
@@ -141,7 +152,7 @@ class Requests:
         while True:
             accepted = await self._accepts.submit(new)
             if accepted is None:
-                continue  # the same key stood earlier in this batch: now it is found
+                continue  # its key stood earlier in this batch, or was forgotten just now: ask again
             record = accepted.record
             if not accepted.inserted and record.terminal and await self._forget(record.scope, record.key):
                 continue
@@ -169,14 +180,20 @@ class Requests:
                 "deadlines": [n.deadline_s for n in chosen],
             },
         )
-        records = {(row.scope, row.key): _record(row) for row in rows}
+        found = {(row.scope, row.key): row for row in rows}
+        given = {new.job for new in chosen}
+        # A key that was known gives back its job; its record is read then, which is rare.
+        known = await self.read([row.job for row in rows if row.job not in given])
         answers: list[Accepted | None] = []
         for new in items:
+            row = found[(new.scope, new.key)]
             if first[(new.scope, new.key)] is not new:
                 answers.append(None)
-                continue
-            record = records[(new.scope, new.key)]
-            answers.append(Accepted(record, record.job == new.job))
+            elif row.job == new.job:
+                answers.append(Accepted(_new_record(new, row.accepted_ms, row.deadline_ms), True))
+            else:
+                # None: it was forgotten a moment ago, and is accepted in the next round.
+                answers.append(Accepted(known[row.job], False) if row.job in known else None)
         return answers
 
     async def _forget(self, scope: str, key: str) -> bool:
@@ -247,7 +264,7 @@ class Requests:
                 "outcomes": [f.outcome for f in first.values()],
             },
         )
-        found = {row.job: Finished(_record(row), row.won) for row in rows}
+        found = {row.job: Finished(_ended(row, first[row.job].outcome), row.won) for row in rows}
         return [
             finished if (finished := found.get(f.job)) is None or first[f.job] is f else finished._replace(won=False)
             for f in items
@@ -296,6 +313,35 @@ class Requests:
     async def depths(self) -> dict[str, tuple[int, float]]:
         """Open jobs by state: how many, and the age of the oldest in seconds. Raises: StoreUnavailable."""
         return {row.state: (row.depth, row.oldest_s) for row in await self._postgres.fetch("queue_depths")}
+
+
+def _ended(row: Any, given: str) -> Ended:
+    outcome = given if row.won else row.outcome
+    return Ended(row.job, row.user_id, row.state, row.attempts, outcome, row.ended_ms)
+
+
+def _new_record(new: NewJob, accepted_ms: int, deadline_ms: int) -> Record:
+    return Record(
+        job=new.job,
+        scope=new.scope,
+        key=new.key,
+        fingerprint=new.fingerprint,
+        user=new.user,
+        name=new.name,
+        args=new.args,
+        timeout_s=new.timeout_s,
+        hinted=new.hinted,
+        on_machine_change=new.on_machine_change,
+        traceparent=new.traceparent,
+        state="queued",
+        attempts=0,
+        machine=None,
+        journal=None,
+        outcome=None,
+        accepted_ms=accepted_ms,
+        deadline_ms=deadline_ms,
+        ended_ms=None,
+    )
 
 
 def _record(row: Any) -> Record:

@@ -10,8 +10,6 @@ from unnest(%(ids)b::uuid[], %(scopes)b::text[], %(keys)b::text[], %(fingerprint
   as v(id, scope, key, fingerprint, user_id, name, args, timeout_s, hinted, on_machine_change, traceparent, deadline_s)
 order by v.scope, v.key
 on conflict (scope, key) do update set key = excluded.key
-returning r.id::text as job, r.scope, r.key, r.fingerprint, r.user_id, r.name, r.args, r.timeout_s, r.hinted,
-  r.on_machine_change, r.traceparent, r.state, r.attempts, r.machine, r.journal, r.outcome,
+returning r.id::text as job, r.scope, r.key,
   (extract(epoch from r.accepted_at) * 1000)::bigint as accepted_ms,
-  (extract(epoch from r.deadline_at) * 1000)::bigint as deadline_ms,
-  (extract(epoch from r.ended_at) * 1000)::bigint as ended_ms
+  (extract(epoch from r.deadline_at) * 1000)::bigint as deadline_ms

@@ -15,8 +15,6 @@ set state = case when l.open then v.state else r.state end,
     late_outcome = case when l.open or v.outcome = r.outcome then r.late_outcome else coalesce(r.late_outcome, v.outcome) end
 from v join locked l using (id)
 where r.id = v.id
-returning l.open as won, r.id::text as job, r.scope, r.key, r.fingerprint, r.user_id, r.name, r.args, r.timeout_s, r.hinted,
-  r.on_machine_change, r.traceparent, r.state, r.attempts, r.machine, r.journal, r.outcome,
-  (extract(epoch from r.accepted_at) * 1000)::bigint as accepted_ms,
-  (extract(epoch from r.deadline_at) * 1000)::bigint as deadline_ms,
+returning l.open as won, r.id::text as job, r.user_id, r.state, r.attempts,
+  case when l.open then null else r.outcome end as outcome,  -- up to a megabyte that the caller has
   (extract(epoch from r.ended_at) * 1000)::bigint as ended_ms

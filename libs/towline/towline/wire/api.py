@@ -6,6 +6,7 @@ carry their unit in the name. In answers a member marked `UnsetType` may be abse
 """
 
 from datetime import UTC, datetime
+from functools import lru_cache
 from typing import Annotated, Any, Generic, Literal, TypeVar, get_args
 
 import msgspec
@@ -139,7 +140,7 @@ class Presence(msgspec.Struct, frozen=True):
     busy: bool | None
     queued: int | None
     probed: bool | UnsetType = UNSET
-    rtt_ms: float | None | UnsetType = UNSET
+    rtt_ms: float | UnsetType | None = UNSET
 
 
 class Catalogue(msgspec.Struct, frozen=True):
@@ -228,4 +229,10 @@ class Problem(msgspec.Struct, frozen=True):
 def timestamp(ms: int) -> str:
     """RFC 3339 UTC with milliseconds, from milliseconds since the Unix epoch."""
     seconds, rest = divmod(ms, 1000)
-    return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%dT%H:%M:%S}.{rest:03d}Z"
+    return f"{_to_the_second(seconds)}.{rest:03d}Z"
+
+
+@lru_cache(maxsize=64)
+def _to_the_second(seconds: int) -> str:
+    # Times of one moment share it, and nearly all that is written is of this moment or a default deadline later.
+    return datetime.fromtimestamp(seconds, UTC).isoformat()[:19]

@@ -48,7 +48,9 @@ async def serving(answer: Callable[[bytes, int], bytes]) -> AsyncIterator[Server
         yield server
 
 
-async def drive(directory: Path, server: Server, *, within_s: float = 20.0) -> tuple[int, str, Measured | None]:
+async def drive(
+    directory: Path, server: Server, *, requests: int = 20, seconds: float = 20.0, within_s: float = 20.0
+) -> tuple[int, str, Measured | None]:
     plan = Plan(
         ports=[server.port],
         method="POST",
@@ -57,7 +59,8 @@ async def drive(directory: Path, server: Server, *, within_s: float = 20.0) -> t
         body='{"x":1}',
         key_prefix="key-",
         in_flight=3,
-        requests=20,
+        requests=requests,
+        seconds=seconds,
         within_s=within_s,
         expects='"ok":true',
     )
@@ -111,3 +114,13 @@ async def test_a_server_that_does_not_answer_ends_the_run(tmp_path):
 
     assert (code, measured) == (1, None)
     assert "TimeoutError" in errors
+
+
+async def test_when_the_seconds_are_over_no_further_request_leaves_and_all_are_answered(tmp_path):
+    async with serving(lambda _head, _number: GOOD) as server:
+        code, _, measured = await drive(tmp_path, server, requests=10**9, seconds=0.2)
+
+    assert code == 0
+    assert measured is not None
+    assert 0 < len(measured.latencies_ms) == len(server.requests)
+    assert measured.wall_s >= 0.2

@@ -419,7 +419,7 @@ def test_offline_told_about_a_connected_machine():
 
 @pytest.mark.parametrize(
     ("kind", "target"),
-    [("redis-flush", "redis"), ("worker-freeze", "worker-1"), ("link-stall", USER), ("sidecar-freeze", USER)],
+    [("worker-freeze", "worker-1"), ("link-stall", USER), ("sidecar-freeze", USER)],
 )
 def test_offline_is_excused_by_a_fault_for_one_time_to_live(kind, target):
     events = [*connected(), *fault(kind, target, 5, 8)]
@@ -428,9 +428,11 @@ def test_offline_is_excused_by_a_fault_for_one_time_to_live(kind, target):
     expect(history(events, told("offline", 8 + TTL_MS / 1000 + 0.1)), "G5", "told `offline`")
 
 
-def test_offline_is_not_excused_by_a_fault_of_another_worker_or_of_postgres():
-    faults = [*fault("worker-kill", "worker-2", 5, 8), *fault("postgres-kill", "postgres", 5, 8, 2)]
-    expect(history(connected(), faults, told("offline", 6)), "G5", "told `offline`")
+@pytest.mark.parametrize(
+    ("kind", "target"), [("redis-flush", "redis"), ("postgres-kill", "postgres"), ("worker-kill", "worker-2")]
+)
+def test_offline_is_not_excused_by_a_fault_of_a_store_or_another_worker(kind, target):
+    expect(history(connected(), fault(kind, target, 5, 8), told("offline", 6)), "G5", "told `offline`")
 
 
 @pytest.mark.parametrize("what", ["disconnected", "connection_lost", "draining"])

@@ -1,0 +1,113 @@
+"""The ground that all measured systems share: stores, directory, drivers, and the account of who used the cores.
+
+Promises: CPU is read around the load alone; a driver that fails ends the bench, with its reason; nothing secret stays
+          in a file.
+"""
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import msgspec
+
+from harness.bench.cpu import cpu_seconds, used_us
+from harness.bench.figures import Sample, percentile
+from harness.bench.load import Measured, Plan
+from harness.runner import Process
+from harness.servers import Servers
+from harness.stack import inherited_environment
+
+# Past this something hangs: a bench as a whole takes less.
+LOAD_WITHIN_S = 120.0
+DRIVER_START_S = 30.0
+
+
+class BenchFailed(Exception):
+    """Something did not answer as it should, so there is nothing to compare."""
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """One closed loop: so many jobs at most, so many of them at a time, for so many seconds at most."""
+
+    jobs: int
+    in_flight: int
+    tool: str = "echo"
+    seconds: float = 4.0
+
+
+class Peer(Protocol):
+    """A system that takes jobs and answers them. Another comparison is another one of these."""
+
+    async def run(self, load: Load) -> Sample:
+        """Put it under a load. Raises: BenchFailed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ground:
+    """What all peers stand on.
+
+    Attributes:
+        directory: for logs, plans and results.
+        servers: the stores.
+        store_pids: of the stores, where they are ours to look into.
+    """
+
+    directory: Path
+    servers: Servers
+    store_pids: Mapping[str, int] = field(default_factory=dict)
+
+    def process(self, name: str, *words: str) -> Process:
+        """Describe `python -m WORDS...`, with the stores' URLs in its environment."""
+        env = inherited_environment()
+        env |= {"DATABASE_URL": self.servers.postgres_url, "REDIS_URL": self.servers.redis_url}
+        return Process(name, [sys.executable, "-m", *words], directory=self.directory, env=env)
+
+    def write_plan(self, name: str, plan: Any) -> Path:
+        """Write a plan as JSON that nobody else can read: it may hold a credential. Who reads it removes it."""
+        path = self.directory / f"{name}.json"
+        path.unlink(missing_ok=True)
+        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+            file.write(msgspec.json.encode(plan))
+        return path
+
+    async def measure(self, words: Sequence[str], plan: Any, *, pids: Mapping[str, int]) -> Sample:
+        """Run a driver: a program that takes a plan's and a result's path and writes `Measured`.
+
+        Args:
+            words: module and first arguments of the driver.
+            pids: whom to account, by name.
+
+        Raises:
+            BenchFailed: the driver failed.
+        """
+        plan_path, result_path = self.write_plan("plan", plan), self.directory / "measured.json"
+        driver = self.process("driver", *words, str(plan_path), str(result_path))
+        before, stores_before = cpu_seconds(pids), cpu_seconds(self.store_pids)
+        await driver.start()
+        try:
+            code = await driver.wait(within_s=LOAD_WITHIN_S + DRIVER_START_S)
+        finally:
+            await driver.stop()
+            plan_path.unlink()
+        after, stores_after = cpu_seconds(pids), cpu_seconds(self.store_pids)
+        if code:
+            raise BenchFailed(f"{' '.join(words)} ended with {code}: {driver.read_log()[-4000:]}")
+        measured = msgspec.json.decode(result_path.read_bytes(), type=Measured)
+        jobs = len(measured.latencies_ms)
+        return Sample(
+            jobs=jobs,
+            wall_s=measured.wall_s,
+            p50_ms=percentile(measured.latencies_ms, 50),
+            p99_ms=percentile(measured.latencies_ms, 99),
+            cpu_us=used_us(before, after, jobs),
+            driver_cpu_us=measured.cpu_s / jobs * 1e6,
+            stores_cpu_us=used_us(stores_before, stores_after, jobs),
+        )
+
+    async def measure_http(self, plan: Plan, pids: Mapping[str, int]) -> Sample:
+        """Put a system under a load over HTTP. Raises: BenchFailed."""
+        return await self.measure(["harness.bench.load"], plan, pids=pids)

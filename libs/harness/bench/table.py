@@ -1,0 +1,71 @@
+"""The results as people read them: one table of figures beside their goals, and one of where the CPU went."""
+
+from collections.abc import Mapping, Sequence
+
+from rich.table import Table
+from rich.text import Text
+
+from harness.bench.figures import Figure, Result, Sample
+
+
+def figures_table(results: Sequence[Result]) -> Table:
+    """Each figure with its goals, and whether it meets them."""
+    table = Table(title="figures: medians of the rounds", title_justify="left")
+    for column in ("figure", "measured", "against", "ratio", "goal", "", "then", ""):
+        table.add_column(column, justify="left" if column in ("figure", "against", "") else "right")
+    for result in results:
+        figure = result.figure
+        table.add_row(
+            figure.name,
+            f"{number(result.measured)} {figure.unit}",
+            f"{figure.against}: {number(result.reference)} {figure.unit}",
+            f"{number(result.ratio)} ×",
+            _bound(figure, figure.goal),
+            _verdict(result.meets(figure.goal)),
+            _bound(figure, figure.then),
+            _verdict(result.meets(figure.then)),
+        )
+    return table
+
+
+def runs_table(samples: Mapping[str, Sample]) -> Table:
+    """Each run: rate, waits, and the CPU of a job by process; the stores and the load generator stand apart."""
+    table = Table(title="runs: medians of the rounds; CPU in µs per job", title_justify="left")
+    for column in ("run", "per s", "p50 ms", "p99 ms", "CPU", "of which", "stores", "driver"):
+        table.add_column(column, justify="left" if column in ("run", "of which", "stores") else "right")
+    for name, sample in samples.items():
+        table.add_row(
+            name,
+            number(sample.rate),
+            number(sample.p50_ms),
+            number(sample.p99_ms),
+            number(sample.total_cpu_us),
+            _parts(sample.cpu_us),
+            _parts(sample.stores_cpu_us),
+            number(sample.driver_cpu_us),
+        )
+    return table
+
+
+def number(value: float) -> str:
+    """Three figures that count."""
+    if value >= 100:
+        return f"{value:,.0f}".replace(",", " ")
+    return f"{value:.1f}" if value >= 10 else f"{value:.2f}"
+
+
+def _parts(cpu_us: Mapping[str, float]) -> str:
+    return ", ".join(f"{name} {used:.0f}" for name, used in cpu_us.items())
+
+
+def _bound(figure: Figure, bound: float | None) -> str:
+    if bound is None:
+        return ""
+    sign = "≤" if figure.better == "lower" else "≥"
+    return f"{sign} {bound:g} {'×' if figure.bounds == 'ratio' else figure.unit}"
+
+
+def _verdict(met: bool | None) -> Text:
+    if met is None:
+        return Text("")
+    return Text("ok", style="green") if met else Text("no", style="bold red")

@@ -1,0 +1,197 @@
+"""The demonstration: the product on real processes, one timeline of what it promises, then yours to play with.
+
+Each step does what a user would do and says what came back, with times; a step that does not get what it expects ends
+the demonstration with an error.
+"""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import httpx
+from msgspec import UNSET
+from rich.console import Console
+
+from harness.demo_tools import EXECUTIONS_VARIABLE
+from harness.runner import temporary_directory
+from harness.servers import open_servers
+from harness.stack import Stack, Worker
+from towline.client import Client, outcome_of
+from towline.wire import api
+
+USER = "ada"
+PAGE = b"<h1>intranet: lunch is at noon</h1>"
+LONG_JOB_S = 4.0
+KILLED_JOB_S = 3.0
+KILLED_WITHIN_S = 20.0
+
+
+class StepFailed(Exception):
+    """The product did not do what the demonstration promises."""
+
+
+class Timeline:
+    """Lines with the time since the start."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._began = time.monotonic()
+
+    def say(self, text: str) -> None:
+        """Print one line."""
+        after_s = time.monotonic() - self._began
+        self._console.print(f"[dim]{after_s:6.2f} s[/dim]  {text}", highlight=False, soft_wrap=True)
+
+
+def expect(condition: bool, what: str) -> None:
+    """Raise `StepFailed` unless the product kept its word."""
+    if not condition:
+        raise StepFailed(what)
+
+
+async def run_demo(console: Console) -> None:
+    """Play the timeline, then serve until cancelled."""
+    say = Timeline(console).say
+    with temporary_directory() as directory:
+        executions = directory / "executions"
+        executions.touch()
+        executions.chmod(0o666)
+        say("starting PostgreSQL and Valkey")
+        async with open_servers(directory / "stores") as servers, contextlib.AsyncExitStack() as cleanup:
+            page_url = await cleanup.enter_async_context(_intranet())
+            stack = await cleanup.enter_async_context(
+                Stack(directory / "stack", postgres_url=servers.postgres_url, redis_url=servers.redis_url)
+            )
+            say("starting two gateways and two workers")
+            async with asyncio.TaskGroup() as group:
+                for _ in range(2):
+                    group.create_task(stack.add_gateway())
+                    group.create_task(stack.add_worker())
+            say(f"starting a sidecar: the laptop of {USER!r}, who dials out and can be dialled by nobody")
+            await stack.add_sidecar(
+                USER,
+                tools=["harness.demo_tools"],
+                env={
+                    EXECUTIONS_VARIABLE: str(executions),
+                    "TOWLINE_HTTP_GET_HOSTS": page_url.removeprefix("http://").partition("/")[0],
+                },
+            )
+            one, two = [
+                await cleanup.enter_async_context(Client(gateway.url, stack.api_key)) for gateway in stack.gateways
+            ]
+            await _echo(say, one, two)
+            await _probe_while_busy(say, one, two)
+            await _page(say, one, page_url)
+            await _killed_worker(say, stack, one, executions)
+            say("[bold green]the timeline is complete[/bold green]")
+            _invite(console, stack)
+            await asyncio.Event().wait()
+
+
+async def _echo(say: Callable[[str], None], one: Client, two: Client) -> None:
+    began = time.monotonic()
+    job = await one.submit(USER, "echo", {"value": "hello"}, idempotency_key="demo-1", wait_s=10)
+    took_ms = (time.monotonic() - began) * 1000
+    expect(job.state == "completed", f"echo ended as {job.state}")
+    say(f"gateway 1: job echo → {_result(job)!r} in {took_ms:.1f} ms")
+    for number, client in enumerate((one, two), 1):
+        presence = await client.presence(USER)
+        say(f"gateway {number}: the machine is {presence.state}, held by {presence.worker}")
+        expect(presence.state == "online", "both gateways must see the machine")
+    again = await two.submit(USER, "echo", {"value": "hello"}, idempotency_key="demo-1")
+    expect(again.replayed and again.job == job.job and again.outcome == job.outcome, "the key must be replayed")
+    say("gateway 2: the same key again → the same answer, marked as a replay; nothing ran")
+
+
+async def _probe_while_busy(say: Callable[[str], None], one: Client, two: Client) -> None:
+    job = await one.submit(USER, "sleep", {"seconds": LONG_JOB_S}, idempotency_key="demo-2")
+    say(f"gateway 1: a job of {LONG_JOB_S:g} s is running")
+    presence = await two.presence(USER, probe=True)
+    expect(presence.probed is True, "the probe must be answered")
+    say(f"gateway 2: the machine was probed meanwhile and answered in {presence.rtt_ms:.1f} ms")
+    job = await one.get_job(job.job, wait_s=LONG_JOB_S * 3)
+    expect(job.state == "completed", f"the long job ended as {job.state}")
+    say("gateway 1: the long job is done")
+
+
+async def _page(say: Callable[[str], None], one: Client, url: str) -> None:
+    job = await one.submit(USER, "http_get", {"url": url}, idempotency_key="demo-3", wait_s=10)
+    expect(job.state == "completed" and PAGE.decode() in str(_result(job)), f"the page: {job.state} {_result(job)!r}")
+    say(f"gateway 1: http_get of {url}, which only the laptop may reach → {PAGE.decode()!r}")
+
+
+async def _killed_worker(say: Callable[[str], None], stack: Stack, one: Client, executions: Path) -> None:
+    args = {"order": "order-17", "seconds": KILLED_JOB_S}
+    job = await one.submit(USER, "fill_form", args, idempotency_key="order-17")
+    deadline = time.monotonic() + KILLED_WITHIN_S
+    while "order-17" not in executions.read_text():
+        expect(time.monotonic() < deadline, "fill_form did not start")
+        await asyncio.sleep(0.02)
+    worker = await worker_with_a_socket(stack)
+    say(f"the laptop fills a form for {KILLED_JOB_S:g} s; killing {worker.name} (SIGKILL) in the middle of it")
+    worker.kill()
+    killed = time.monotonic()
+    job = await one.get_job(job.job, wait_s=KILLED_WITHIN_S)
+    took_s = time.monotonic() - killed
+    count = executions.read_text().splitlines().count("order-17")
+    expect(job.state == "completed", f"the form ended as {job.state}")
+    expect(count == 1, f"the form was filled {count} times")
+    say(f"answered through the other worker, {took_s:.1f} s after the kill: {_result(job)!r}")
+    say(f"filled {count} time; the job's key has one answer, now and later")
+    await worker.start_ready()
+    say(f"{worker.name} is back")
+
+
+async def worker_with_a_socket(stack: Stack) -> Worker:
+    """The first worker that says it holds a machine's socket."""
+    async with httpx.AsyncClient() as http:
+        for worker in stack.workers:
+            with contextlib.suppress(httpx.HTTPError):
+                text = (await http.get(f"http://127.0.0.1:{worker.admin_port}/metrics")).text
+                if "\ntowline_bridge_sockets 1.0" in text:
+                    return worker
+    raise StepFailed("no worker holds the machine")
+
+
+def _result(job: api.Job) -> object:
+    outcome = outcome_of(job)
+    return None if outcome is None else outcome.result if outcome.error is UNSET else outcome.error
+
+
+def _invite(console: Console, stack: Stack) -> None:
+    first, second = stack.gateways
+    console.print(
+        f"""
+Everything stays up until Ctrl-C. In another terminal:
+
+  export TOWLINE_URL={first.url}
+  export TOWLINE_API_KEY={stack.api_key}
+
+  .venv/bin/towline jobs submit {USER} echo --arg value=hello --wait 10
+  .venv/bin/towline machines probe {USER}
+  .venv/bin/towline jobs list {USER}
+
+The other gateway: {second.url}. The API: {first.url}/openapi.json
+""",
+        highlight=False,
+        soft_wrap=True,
+    )
+
+
+@contextlib.asynccontextmanager
+async def _intranet() -> AsyncIterator[str]:
+    """A page on this machine that stands for what only the user's network can reach."""
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(OSError, asyncio.IncompleteReadError):
+            await reader.readuntil(b"\r\n\r\n")
+            head = f"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\nContent-Length: {len(PAGE)}\r\n"
+            writer.write(f"{head}Connection: close\r\n\r\n".encode() + PAGE)
+            await writer.drain()
+        writer.close()
+
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+        host, port = server.sockets[0].getsockname()
+        yield f"http://{host}:{port}/lunch"

@@ -7,7 +7,7 @@ failure to get an answer is `StoreUnavailable`, after which the command may or m
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from functools import cache
 from importlib import resources
 from typing import Any, NamedTuple, cast
@@ -32,6 +32,9 @@ from common.errors import StoreUnavailable
 
 # A healthy Redis answers within milliseconds; five seconds are an outage, and the door must still answer its caller.
 COMMAND_TIMEOUT_S = 5.0
+# An answer that took longer may come from a Redis that stood still, while presence lapsed in it: a break, though the
+# connection held. Less than presence lives on after a missed refresh; see tests/recovery/test_redis_standstill.py.
+SLOW_ANSWER_S = 1.0
 CONNECTIONS_MAX = 16
 # Each blocking read returns this often, so that a dead link shows within one block and its timeout.
 BLOCK_MS = 5000
@@ -128,6 +131,7 @@ class Redis:
     async def _execute(self, commands: Sequence[tuple[Any, ...]]) -> list[Any]:
         # Packed by hiredis and sent as they are: redis-py's pipeline packs in Python, at ten times the cost.
         packed = [pack_command(command) for command in commands]
+        asked_at = time.monotonic()
         try:
             # Not redis-py's socket_timeout: it sends through asyncio.wait_for, which costs a task for each command and,
             # on Python 3.11, loses a cancellation that arrives while the bytes go out: a loop would never end.
@@ -145,12 +149,16 @@ class Redis:
         except _AWAY as error:
             self._answering_since = None
             raise StoreUnavailable(f"Redis does not answer ({type(error).__name__})") from error
-        if self._answering_since is None:
-            self._answering_since = time.monotonic()
+        now = time.monotonic()
+        if self._answering_since is None or now - asked_at > SLOW_ANSWER_S:
+            self._answering_since = now
         return answers
 
+    def _note_break(self) -> None:
+        self._answering_since = None
+
     def answering_for_s(self) -> float:
-        """For how long this process has had answers from Redis without a break (a timeout counts as one)."""
+        """For how long this process has had answers from Redis without a break (a slow answer counts as one)."""
         return 0.0 if self._answering_since is None else time.monotonic() - self._answering_since
 
     def reader(self) -> "Reader":
@@ -165,7 +173,7 @@ class Redis:
             retry=Retry(NoBackoff(), 0),
         )
         self._readers.append(client)
-        return Reader(client)
+        return Reader(client, self._note_break)
 
     async def check(self) -> None:
         """Ask whether this Redis will do: reachable, and never evicting keys. Raises: StoreUnavailable, ValueError."""
@@ -188,8 +196,10 @@ class Redis:
 class Reader:
     """One blocking XREAD at a time over a connection of its own."""
 
-    def __init__(self, client: redis.Redis) -> None:
+    def __init__(self, client: redis.Redis, note_break: Callable[[], None]) -> None:
         self._client = client
+        # A process that asks for nothing else learns here that Redis stood still.
+        self._note_break = note_break
 
     async def read(self, streams: dict[str, str]) -> list[tuple[str, list[tuple[str, dict[bytes, bytes]]]]]:
         """Wait up to 5 s for entries after the given ids (never `$`); returns streams with their new entries.
@@ -197,16 +207,20 @@ class Reader:
         Raises:
             StoreUnavailable: the connection broke; read again from the same ids.
         """
+        asked_at = time.monotonic()
         try:
             async with asyncio.timeout(BLOCK_MS / 1000 + COMMAND_TIMEOUT_S):
                 answer: Any = await self._client.xread(cast("Any", streams), count=1000, block=BLOCK_MS)
         except _AWAY as error:
+            self._note_break()
             raise StoreUnavailable(f"Redis does not answer ({type(error).__name__})") from error
         except ResponseError as error:
             translated = _translated(error)
             if isinstance(translated, StoreUnavailable):
                 raise translated from error
             raise
+        if time.monotonic() - asked_at > BLOCK_MS / 1000 + SLOW_ANSWER_S:
+            self._note_break()
         pairs = answer.items() if isinstance(answer, dict) else (answer or [])
         return [(key.decode(), _entries(value)) for key, value in pairs]
 

@@ -93,6 +93,14 @@ class Peer:
         self._taken.add(index)
         return frame
 
+    def acknowledged(self) -> list[str]:
+        """Every job whose outcome was acknowledged, in order, repetitions included."""
+        return [job for frame in self.received if isinstance(frame, frames.JobResultAck) for job in frame.jobs]
+
+    async def acknowledgement(self, job: str, *, within_s: float = 15) -> None:
+        """Wait until a job was acknowledged: at the worker's next heartbeat."""
+        await eventually(lambda: job in self.acknowledged(), within_s)
+
     def jobs(self) -> list[JobId]:
         """Every job that came, in order, repetitions included."""
         return [JobId(frame.job) for frame in self.received if isinstance(frame, frames.Job)]

@@ -20,8 +20,9 @@ from common.store.postgres import migrate
 from harness.runner import temporary_directory
 from harness.servers import Servers, open_servers
 
-# Every Redis has 16 databases unless told otherwise; 0 is left to whoever shares the server with us.
-_redis_numbers = itertools.cycle(range(1, 16))
+# Every Redis has 16 databases unless told otherwise; 0 is left to whoever shares the server with us, 14 and 15 to
+# services that several tests share (`integration/conftest.py`).
+_redis_numbers = itertools.cycle(range(1, 14))
 
 
 @pytest.fixture(scope="session")

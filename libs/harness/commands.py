@@ -78,7 +78,9 @@ async def _run_up(console: Console, gateways: int, workers: int, heartbeat_s: fl
         lines = [f"gateway  {gateway.url}" for gateway in stack.gateways]
         lines += [f"worker   {worker.bridge_url}" for worker in stack.workers]
         lines += [f"sidecars dial {stack.bridge_url}", f"logs     {directory / 'stack'}", ""]
-        lines += [f"export TOWLINE_URL={stack.gateways[0].url}", f"export TOWLINE_API_KEY={stack.api_key}", ""]
+        lines += [f"export TOWLINE_URL={stack.gateways[0].url}", f"export TOWLINE_API_KEY={stack.api_key}"]
+        lines += ["", "For `towline queues` and `towline keys`, which go to the stores themselves:"]
+        lines += [f"export DATABASE_URL='{urls.postgres_url}'", f"export REDIS_URL='{urls.redis_url}'", ""]
         console.print("\n".join(lines) + "\nUp until Ctrl-C.", highlight=False, soft_wrap=True)
         await asyncio.Event().wait()
 

@@ -188,8 +188,9 @@ class Stack:
         tools: Sequence[str] = (),
         bridge_url: str | None = None,
         env: Mapping[str, str] | None = None,
+        connected: bool = True,
     ) -> Sidecar:
-        """Start a sidecar for a user and wait until a worker has welcomed it.
+        """Start a sidecar for a user and, if `connected`, wait until a worker has welcomed it.
 
         Args:
             user: gets a machine token of its own with each sidecar.
@@ -203,9 +204,11 @@ class Stack:
         state.mkdir(mode=0o700, exist_ok=True)
         sidecar_env = {
             **inherited_environment(),
-            "TOWLINE_URL": bridge_url or self.bridge_url,
+            "TOWLINE_BRIDGE_URL": bridge_url or self.bridge_url,
             "TOWLINE_TOKEN": token,
             "TOWLINE_STATE_DIR": str(state),
+            # Drills and the soak read deliveries and starts out of the log, and those are told at debug only.
+            "TOWLINE_LOG_LEVEL": "debug",
             **(env or {}),
         }
         argv = [sys.executable, "-m", "towline.cli", "sidecar", "run", "--name", name, "--log-format", "json"]
@@ -213,7 +216,10 @@ class Stack:
         sidecar = Sidecar(name, argv, directory=self._directory, env=sidecar_env)
         self.sidecars.append(sidecar)
         self._cleanup.push_async_callback(sidecar.stop)
-        await sidecar.start_connected()
+        if connected:
+            await sidecar.start_connected()
+        else:
+            await sidecar.start()
         return sidecar
 
     async def mint_machine_token(self, user: str) -> str:

@@ -202,11 +202,10 @@ class Application:
             )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request; WebSockets are refused."""
+        """Answer one request; WebSockets are refused with 404: what a sidecar dials is a worker."""
         if scope["type"] != "http":
             if scope["type"] == "websocket":
-                await receive()
-                await send({"type": "websocket.close"})
+                await _refuse_websocket(receive, send)
             return
         began = time.perf_counter()
         given = next((value for name, value in scope["headers"] if name == b"x-request-id"), None)
@@ -303,6 +302,14 @@ def _query(text: bytes, route: Route) -> dict[str, str]:
             raise Refusal(problems.INVALID_REQUEST, f"the query parameter {name[:40]!r} {problem}")
         query[name] = value
     return query
+
+
+async def _refuse_websocket(receive: Receive, send: Send) -> None:
+    await receive()
+    answer = _refused(Refusal(problems.NOT_FOUND, "a gateway takes no WebSockets; a sidecar dials a worker"))
+    headers = [(b"content-type", answer.content_type)]
+    await send({"type": "websocket.http.response.start", "status": answer.status, "headers": headers})
+    await send({"type": "websocket.http.response.body", "body": answer.body})
 
 
 def _refused(refusal: Refusal) -> Answer:

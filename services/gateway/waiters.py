@@ -196,7 +196,11 @@ class Waiters:
                 await self._rewind_if_reborn()
                 continue
             backoff.reset()
-            await self._deliver(notes)
+            try:
+                await self._deliver(notes)
+            except Exception:
+                # One reply that cannot be read must not end the process; the rereads find what it was to say.
+                logger.exception("replies_undelivered", replies=len(notes))
 
     async def _run_rereads(self) -> None:
         """Read the records of all waiters every few seconds: the net under lost replies."""

@@ -139,11 +139,6 @@ class Window:
         if (held := self._held.get(job)) and held.phase is Phase.MARKING:
             held.phase = Phase.SENT
 
-    def unmarked(self, job: JobId) -> None:
-        """The mark may or may not have been written: it is tried again."""
-        if (held := self._held.get(job)) and held.phase is Phase.MARKING:
-            held.phase = Phase.WAITING
-
     def refused(self, job: JobId, *, parked: bool) -> None:
         """No mark: the record has ended (it is settled next), or waits for its own machine."""
         if held := self._held.get(job):

@@ -26,6 +26,9 @@ from worker.outcomes import Ending, Outcomes
 
 logger = structlog.get_logger(__name__)
 
+# Acknowledgements that go out in one frame. Nothing waits for one: it only lets the machine's journal forget.
+ACKNOWLEDGED_MAX = 32
+
 
 @dataclass(frozen=True, slots=True)
 class Machine:
@@ -67,6 +70,8 @@ class Dispatch:
         self._job_of_frame: dict[str, JobId] = {}
         self._sent: dict[JobId, tuple[str, float]] = {}  # frame id, when (monotonic)
         self._taken_at: dict[JobId, float] = {}
+        self._durable: list[JobId] = []
+        self._gathers_acknowledgements = True
 
     def taken(self, taken: Sequence[Taken]) -> None:
         """Deliver what a take or claim brought, in stream order."""
@@ -151,7 +156,7 @@ class Dispatch:
         lane_returned = self.window.lane_busy == job and not frame.lane_busy
         first = self.window.result(job, lane_busy=frame.lane_busy)
         if first or (frame.job and not lane_returned):
-            self._outcomes.finish(user, frame, Ending(job, self._durable, self._settled))
+            self._outcomes.finish(user, frame, Ending(job, self._kept, self._settled))
         self._freed()
 
     def cancel(self, job: JobId) -> None:
@@ -159,8 +164,21 @@ class Dispatch:
         if sent := self._sent.get(job):
             self._send(frames.JobCancel(id=sent[0]))
 
-    def _durable(self, job: JobId) -> None:
-        self._send(frames.JobResultAck(job=job))
+    def acknowledge(self) -> None:
+        """Tell the machine which outcomes have become durable since the last time."""
+        if self._durable:
+            self._send(frames.JobResultAck(jobs=self._durable))
+            self._durable = []
+
+    def leave(self) -> None:
+        """The session will end soon: acknowledge what was gathered, and from now on at once."""
+        self._gathers_acknowledgements = False
+        self.acknowledge()
+
+    def _kept(self, job: JobId) -> None:
+        self._durable.append(job)
+        if len(self._durable) >= ACKNOWLEDGED_MAX or not self._gathers_acknowledgements:
+            self.acknowledge()
 
     def _settled(self, job: JobId) -> None:
         self.window.gone(job)

@@ -45,7 +45,7 @@ class Outcomes:
     def finish(self, user: UserId, result: frames.JobResult, ending: Ending) -> None:
         """Take a machine's outcome; it is written and settled in the background, whatever becomes of the socket."""
         state, outcome = outcome_of(result)
-        if self._bytes + len(outcome) > self._bytes_max:
+        if self._bytes + _cost(outcome) > self._bytes_max:
             logger.warning("outcome_let_go", user=user, job=ending.job, reason="too many wait for Postgres")
             ending.settled(ending.job)
             return
@@ -68,7 +68,7 @@ class Outcomes:
 
     async def _finish(self, finish: Finish, ending: Ending) -> None:
         began = time.monotonic()
-        self._bytes += len(finish.outcome)
+        self._bytes += _cost(finish.outcome)
         try:
             backoff = Backoff(first_s=0.05, cap_s=2.0)
             while True:
@@ -79,7 +79,7 @@ class Outcomes:
                     logger.warning("outcome_waits", job=finish.job, reason=str(error))
                     await asyncio.sleep(backoff.next_s())
         finally:
-            self._bytes -= len(finish.outcome)
+            self._bytes -= _cost(finish.outcome)
         if finished is None:
             logger.warning("outcome_of_unknown_job", user=finish.user, job=finish.job)
             ending.settled(ending.job)
@@ -115,6 +115,11 @@ class Outcomes:
         if self._tasks:
             logger.warning("outcomes_let_go", count=len(self._tasks))
             await asyncio.wait(set(self._tasks))
+
+
+def _cost(outcome: str) -> int:
+    """Bytes that a waiting outcome takes here: its text, its task and its values."""
+    return len(outcome) + 4096
 
 
 def outcome_of(result: frames.JobResult) -> tuple[str, str]:

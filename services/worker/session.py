@@ -159,6 +159,11 @@ class Session:
         if not self._end.done():
             self._end.set_result(Refused(code, reason, label))
 
+    def drain(self) -> None:
+        """Ask the machine to connect elsewhere; until it has, everything goes on."""
+        self.dispatch.leave()
+        self.send(frames.Draining())
+
     def send(self, frame: frames.Frame) -> None:
         """Queue a frame. A machine so slow that the queue is full is cut off; without a session nothing happens."""
         if not self.alive:
@@ -251,6 +256,7 @@ class Session:
         if silent_s > self._timing.heartbeat_s / 2 and not self._pinged:
             self._pinged = True
             self.send(frames.Ping())
+        self.dispatch.acknowledge()
         self._desk.owe_serve(self)
 
     def assertion(self) -> Assertion:
@@ -275,14 +281,14 @@ class Session:
     def served(self, served: Served) -> None:
         """The answer to the assertion: be welcomed, be outranked, and deliver what it brought."""
         if served.status == "other":
-            reason = f"another machine is connected; try again in {STAND_BY_S} s"
+            reason = f"{STAND_BY_S} s: another machine of this user is connected"
             self.end(frames.Close.OTHER_MACHINE, reason, "other_machine")
             return
         if served.status == "outranked":
             if served.machine == self.machine:
                 self.end(frames.Close.REPLACED, "a newer session of this machine is connected", "replaced")
             else:
-                reason = f"another machine is connected; try again in {STAND_BY_S} s"
+                reason = f"{STAND_BY_S} s: another machine of this user is connected"
                 self.end(frames.Close.OTHER_MACHINE, reason, "other_machine")
             return
         if not self.asserted:

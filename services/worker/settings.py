@@ -23,7 +23,7 @@ class WorkerSettings(CommonSettings):
         64 * 1024 * 1024,
         ge=2 * 1024 * 1024,
         le=4 * 1024 * 1024 * 1024,
-        description="outcomes (bytes) held while Postgres is away; when full, sockets are no longer read",
+        description="outcomes (bytes) held while Postgres is away; what does not fit stays in the machine's journal",
     )
     drain_s: float = Field(
         25,

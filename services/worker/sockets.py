@@ -138,6 +138,9 @@ class Sockets:
             return
         if session is None:
             return
+        if self._lifecycle.draining.is_set():  # it was greeted while the others were sent away
+            await connection.close(frames.Close.RESTARTING, "this worker is leaving")
+            return
         self._pump.join(session)
         label = "error"
         try:
@@ -205,7 +208,7 @@ class Sockets:
         wave = max(1, -(-len(sessions) // DRAIN_WAVES))
         for start in range(0, len(sessions), wave):
             for session in sessions[start : start + wave]:
-                session.send(frames.Draining())
+                session.drain()
             await asyncio.sleep(DRAIN_WAVE_S)
             for session in sessions[start : start + wave]:
                 session.end(frames.Close.RESTARTING, "this worker is leaving", "draining")

@@ -78,7 +78,7 @@ FROM_WORKER: dict[str, frames.FromWorker] = {
         timeout_s=120.0,
         deadline_at="2026-11-29T12:05:00.000Z",
     ),
-    "job_result_ack": frames.JobResultAck(job=JOB),
+    "job_result_ack": frames.JobResultAck(jobs=[JOB]),
     "job_cancel": frames.JobCancel(id="f-1"),
     "status": frames.Status(id="s-1"),
     "token": frames.Token(token="tlm_fresh"),

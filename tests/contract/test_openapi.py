@@ -18,7 +18,7 @@ from gateway import problems
 from harness.servers import Servers
 from towline.wire import api, json
 
-EXAMPLES = 60
+EXAMPLES = 10
 OPERATIONS = [
     ("POST", "/v1/users/{user}/jobs"),
     ("GET", "/v1/users/{user}/jobs"),

@@ -67,6 +67,15 @@ async def brisk_bridge(servers: Servers, state_directory: Path, postgres_url: st
         yield running
 
 
+@pytest.fixture
+async def quiet_bridge(state_directory: Path, postgres_url: str, redis_url: str) -> AsyncIterator[Bridge]:
+    """A worker of this test, with a heartbeat of a minute: whatever it does in time, no heartbeat made it do."""
+    async with open_bridge(
+        state_directory / f"bridge-{new_id()}", postgres_url=postgres_url, redis_url=redis_url, heartbeat_s=60
+    ) as running:
+        yield running
+
+
 @contextlib.asynccontextmanager
 async def _bridge(
     servers: Servers,

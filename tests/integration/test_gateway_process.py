@@ -9,6 +9,8 @@ import httpx
 import pytest
 from gateway_door import Door, open_door
 from support import eventually
+from websockets.asyncio.client import connect
+from websockets.exceptions import InvalidStatus
 
 from harness.faults import TcpProxy
 from harness.servers import Servers
@@ -147,3 +149,11 @@ async def test_browsers_of_the_allowed_origin_may_call(door: Door) -> None:
         assert "Retry-After" in refused.headers["access-control-expose-headers"]
         other = await client.get("/v1/users/a/presence", headers={"origin": "https://evil.example.com"})
         assert "access-control-allow-origin" not in other.headers
+
+
+async def test_a_sidecar_that_dials_a_gateway_is_told_so(door: Door) -> None:
+    """404 and why; a bare 403 reads like a refused token."""
+    with pytest.raises(InvalidStatus) as refused:
+        await connect(f"{door.stack.gateways[0].url.replace('http', 'ws')}/v1/bridge")
+    assert refused.value.response.status_code == 404
+    assert b"a sidecar dials a worker" in (refused.value.response.body or b"")

@@ -2,35 +2,18 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator
 from http import HTTPStatus
 from pathlib import Path
-from typing import Any
 
 import pytest
 import sidecar_tools
-import structlog
 from sidecar_hub import Hub
+from sidecar_starts import Start, logged, open_sidecars
 from support import eventually
 
 from towline.sidecar import ConfigurationError, Sidecar
 from towline.wire import frames
-
-
-class Started(Sidecar):
-    """A sidecar that runs in a task of its own."""
-
-    def __init__(self, **settings: Any) -> None:
-        super().__init__(tools=sidecar_tools.ALL, **settings)
-        self._running = asyncio.create_task(self.run())
-
-    async def ended(self) -> None:
-        self.stop()
-        await asyncio.wait_for(asyncio.shield(self._running), 15)
-
-
-Start = Callable[..., Started]
 
 
 @pytest.fixture
@@ -44,31 +27,13 @@ def executions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     file = tmp_path / "executions"
     file.touch()
     monkeypatch.setenv("EXECUTIONS", str(file))
-    sidecar_tools.release.clear()
     return file
 
 
 @pytest.fixture
 async def start(hub: Hub, tmp_path: Path, executions: Path) -> AsyncIterator[Start]:
-    """Start sidecars that dial the hub; they are stopped at the end."""
-    started: list[Started] = []
-
-    def start_one(**settings: Any) -> Started:
-        if "token_file" not in settings:
-            settings.setdefault("token", "secret")
-        started.append(Started(url=hub.url, state_dir=tmp_path / "state", **settings))
-        return started[-1]
-
-    yield start_one
-    sidecar_tools.release.set()
-    for sidecar in started:
-        await sidecar.ended()
-
-
-@asynccontextmanager
-async def logged() -> AsyncIterator[list[Any]]:
-    with structlog.testing.capture_logs() as lines:
-        yield lines
+    async with open_sidecars(hub.url, tmp_path) as starter:
+        yield starter
 
 
 async def test_a_restart_of_the_server_is_over_within_two_seconds(hub: Hub, start: Start) -> None:

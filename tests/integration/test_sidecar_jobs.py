@@ -97,7 +97,7 @@ async def test_an_acknowledged_job_does_not_run_again(hub: Hub, sidecar: Sidecar
     session = await hub.session()
     for job, tool, args, hinted in (("u", "click", {"button": "u"}, False), ("h", "look", {"at": "h"}, True)):
         await session.run(tool, args, job=job, hinted=hinted)
-        await session.send(frames.JobResultAck(job))
+        await session.send(frames.JobResultAck([job]))
     await session.run("click", {"button": "next"}, job="next")  # acknowledgements ride on its commit
     for job, tool, args, hinted in (("u", "click", {"button": "u"}, False), ("h", "look", {"at": "h"}, True)):
         again = await session.run(tool, args, job=job, hinted=hinted, attempt=2)
@@ -315,11 +315,14 @@ async def test_status_goes_before_results_that_wait_to_be_written(hub: Hub, side
 
 async def test_a_worker_that_reads_no_more_is_left(hub: Hub, sidecar: Sidecar, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection, "SEND_TIMEOUT_S", 0.3)
-    first = await hub.session()
+    hub.heartbeat_s = 0.5
+    await (await hub.session()).drop()
+    first = await hub.session(2)
+    hub.heartbeat_s = 10
     first.socket.transport.pause_reading()
     for n in range(12):
         await first.deliver("look", {"at": "x" * 1_000_000}, job=f"job-{n}", hinted=True)
-    second = await hub.session(2)
+    second = await hub.session(3)
     assert value(await second.run("look", {"at": "y"}, job="new", hinted=True)) == "saw y"
     first.socket.transport.abort()
 
@@ -437,7 +440,7 @@ async def test_frames_out_of_order_hurt_nobody(hub: Hub, sidecar: Sidecar) -> No
     for text in ('{"type":"tomorrow","x":1}', "no json", "[]", '{"type":"job"}', frames.encode(welcome)):
         await session.socket.send(text)
     await session.socket.send(b"\x00binary")
-    for frame in (frames.JobCancel("nobody"), frames.JobResultAck("nobody"), frames.Pong(99), frames.Ping(7)):
+    for frame in (frames.JobCancel("nobody"), frames.JobResultAck(["nobody"]), frames.Pong(99), frames.Ping(7)):
         await session.send(frame)
     await eventually(lambda: frames.Pong(7) in session.received)
     assert value(await session.run("look", {"at": "still"}, hinted=True)) == "saw still"

@@ -18,7 +18,7 @@ import sidecar_tools
 from sidecar_hub import Hub
 from support import eventually
 
-from towline.sidecar import Sidecar, lane
+from towline.sidecar import Sidecar, memory
 from towline.sidecar.decide import Row, State
 from towline.sidecar.journal import FORGET_AFTER_MS, Journal, JournalUnavailable
 from towline.sidecar.outcome import completed, failed
@@ -235,7 +235,7 @@ async def test_a_disk_that_fills_while_a_tool_runs(
     executions = tmp_path / "executions"
     executions.touch()
     monkeypatch.setenv("EXECUTIONS", str(executions))
-    monkeypatch.setattr(lane, "RECORD_PAUSE_S", 0.1)
+    monkeypatch.setattr(memory, "RECORD_PAUSE_S", 0.1)
     sidecar_tools.release.clear()
     async with Hub() as hub:
         sidecar = Sidecar(url=hub.url, token="secret", state_dir=tmp_path / "state", tools=sidecar_tools.ALL)

@@ -1,53 +1,14 @@
 """`towline sidecar run` as a process: killed, started twice, stopped."""
 
 import asyncio
-import os
 import signal
-import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-import sidecar_tools
 from sidecar_hub import Hub
+from sidecar_starts import TOKEN, NewProcess, open_processes
 from support import eventually
-
-TOKEN = "tlm-secret-of-ada"
-
-
-class Process:
-    """One sidecar process; what it wrote goes to a file."""
-
-    def __init__(self, hub: Hub, directory: Path, *arguments: str) -> None:
-        self._hub = hub
-        self._directory = directory
-        self._arguments = arguments
-        self.log = directory / f"log-{id(self):x}"
-
-    async def start(self) -> "Process":
-        environment = {
-            **os.environ,
-            "TOWLINE_TOKEN": TOKEN,
-            "TOWLINE_URL": self._hub.url,
-            "TOWLINE_STATE_DIR": str(self._directory / "state"),
-            "EXECUTIONS": str(self._directory / "executions"),
-            "PYTHONPATH": os.pathsep.join(sys.path),
-        }
-        with self.log.open("wb") as log:
-            self.process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "towline.cli", "sidecar", "run", "--log-format", "json"),
-                *("--tools", sidecar_tools.__file__, *self._arguments),
-                env=environment,
-                stdout=log,
-                stderr=log,
-            )
-        return self
-
-    async def ended(self, within_s: float = 15) -> int:
-        return await asyncio.wait_for(self.process.wait(), within_s)
-
-
-Start = Callable[..., Process]
 
 
 @pytest.fixture
@@ -64,22 +25,12 @@ def executions(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-async def new(hub: Hub, tmp_path: Path, executions: Path) -> AsyncIterator[Start]:
-    """Make processes; those that still run are killed at the end."""
-    made: list[Process] = []
-
-    def new_one(*arguments: str) -> Process:
-        made.append(Process(hub, tmp_path, *arguments))
-        return made[-1]
-
-    yield new_one
-    for one in made:
-        if one.process.returncode is None:
-            one.process.kill()
-            await one.process.wait()
+async def new(hub: Hub, tmp_path: Path, executions: Path) -> AsyncIterator[NewProcess]:
+    async with open_processes(hub.url, tmp_path) as make:
+        yield make
 
 
-async def test_killed_in_mid_action_it_does_not_run_again(hub: Hub, new: Start, executions: Path) -> None:
+async def test_killed_in_mid_action_it_does_not_run_again(hub: Hub, new: NewProcess, executions: Path) -> None:
     """SIGKILL while a tool with a side effect runs: after the restart its job is `unknown`, and was executed once."""
     first = await new().start()
     session = await hub.session(within_s=20)
@@ -98,7 +49,7 @@ async def test_killed_in_mid_action_it_does_not_run_again(hub: Hub, new: Start, 
     assert executions.read_text() == "click buy\n"
 
 
-async def test_killed_after_the_action_it_answers_from_the_journal(hub: Hub, new: Start, executions: Path) -> None:
+async def test_killed_after_the_action_it_answers_from_the_journal(hub: Hub, new: NewProcess, executions: Path) -> None:
     first = await new().start()
     session = await hub.session(within_s=20)
     before = await session.run("click", {"button": "buy"})
@@ -111,7 +62,7 @@ async def test_killed_after_the_action_it_answers_from_the_journal(hub: Hub, new
     assert executions.read_text() == "click buy\n"
 
 
-async def test_killed_in_a_hinted_job_it_runs_it_again(hub: Hub, new: Start, executions: Path) -> None:
+async def test_killed_in_a_hinted_job_it_runs_it_again(hub: Hub, new: NewProcess, executions: Path) -> None:
     first = await new().start()
     session = await hub.session(within_s=20)
     await session.deliver("look", {"at": "page", "seconds": 30}, hinted=True)
@@ -125,7 +76,9 @@ async def test_killed_in_a_hinted_job_it_runs_it_again(hub: Hub, new: Start, exe
     assert executions.read_text() == "look page\n" * 2
 
 
-async def test_frozen_and_woken_it_connects_again_and_drops_what_waited(hub: Hub, new: Start, executions: Path) -> None:
+async def test_frozen_and_woken_it_connects_again_and_drops_what_waited(
+    hub: Hub, new: NewProcess, executions: Path
+) -> None:
     """SIGSTOP for longer than the gap, as a closed lid: both clocks jump, and TCP noticed nothing."""
     process = await new().start()
     session = await hub.session(within_s=20)
@@ -141,7 +94,7 @@ async def test_frozen_and_woken_it_connects_again_and_drops_what_waited(hub: Hub
     assert (await again.run("click", {"button": "waited"}, job="waits", attempt=2)).outcome == "completed"
 
 
-async def test_started_twice_the_second_says_so_and_leaves(hub: Hub, new: Start) -> None:
+async def test_started_twice_the_second_says_so_and_leaves(hub: Hub, new: NewProcess) -> None:
     first = await new().start()
     await hub.session(within_s=20)
     second = await new().start()
@@ -155,7 +108,7 @@ async def test_started_twice_the_second_says_so_and_leaves(hub: Hub, new: Start)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-async def test_a_signal_ends_it_with_zero(hub: Hub, new: Start, executions: Path, number: signal.Signals) -> None:
+async def test_a_signal_ends_it_with_zero(hub: Hub, new: NewProcess, executions: Path, number: signal.Signals) -> None:
     """Also while a plain function hangs, which nobody can stop."""
     process = await new().start()
     session = await hub.session(within_s=20)
@@ -166,7 +119,7 @@ async def test_a_signal_ends_it_with_zero(hub: Hub, new: Start, executions: Path
     assert session.socket.close_code == 1000
 
 
-async def test_the_token_is_nowhere_to_be_seen(hub: Hub, new: Start, tmp_path: Path) -> None:
+async def test_the_token_is_nowhere_to_be_seen(hub: Hub, new: NewProcess, tmp_path: Path) -> None:
     """Not among the arguments, not in the log, not in what tools inherit."""
     tools = tmp_path / "peeping.py"
     tools.write_text(
@@ -182,7 +135,7 @@ async def test_the_token_is_nowhere_to_be_seen(hub: Hub, new: Start, tmp_path: P
     assert TOKEN in next(iter(hub.authorizations))
 
 
-async def test_wrong_settings_are_one_line_and_exit_code_two(hub: Hub, new: Start, tmp_path: Path) -> None:
+async def test_wrong_settings_are_one_line_and_exit_code_two(hub: Hub, new: NewProcess, tmp_path: Path) -> None:
     for arguments in (
         ("--url", "ws://example.com"),
         ("--tools", "no_such_module"),

@@ -2,7 +2,7 @@
 
 import asyncio
 import resource
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,15 +22,6 @@ from towline.wire import frames
 JOBS = 20
 GATEWAY = GatewayId("gateway-1")
 KIB = 1024
-
-
-@pytest.fixture
-async def quiet_bridge(state_directory: Path, postgres_url: str, redis_url: str) -> AsyncIterator[Bridge]:
-    """A worker that does nothing by itself for as long as a test takes: its heartbeat is a minute."""
-    async with open_bridge(
-        state_directory / f"bridge-{new_id()}", postgres_url=postgres_url, redis_url=redis_url, heartbeat_s=60
-    ) as running:
-        yield running
 
 
 @dataclass(frozen=True)

@@ -62,8 +62,7 @@ async def test_an_answer_is_the_outcome(bridge: Bridge, user: UserId, members: s
     peer = await bridge.machine(user)
     record, job = await deliver(bridge, user, peer)
     await peer.send(f'{{"type":"job_result","id":"{job.id}",{members}}}')
-    assert (await peer.next(frames.JobResultAck)).job == record.job
-    ended = await bridge.record(record.job)
+    ended = await bridge.ended(record.job)
     assert (ended.state, ended.outcome) == (state, outcome)
 
 
@@ -108,30 +107,33 @@ async def test_a_long_reason_is_cut(bridge: Bridge, user: UserId) -> None:
     assert len(ended.outcome or "") < 5000
 
 
-async def test_the_first_result_counts_and_a_second_changes_nothing(bridge: Bridge, user: UserId) -> None:
+async def test_the_first_result_counts_and_a_second_changes_nothing(brisk_bridge: Bridge, user: UserId) -> None:
     """Under the same frame, and by job id; each one that names the job is acknowledged."""
+    bridge = brisk_bridge
     peer = await bridge.machine(user)
     record, job = await deliver(bridge, user, peer)
     await peer.answer(job, '"first"')
-    await peer.next(frames.JobResultAck)
+    await peer.acknowledgement(record.job)
     await peer.answer(job, '"second"')
     await peer.send(f'{{"type":"job_result","job":"{record.job}","outcome":"failed"}}')
-    assert (await peer.next(frames.JobResultAck)).job == record.job
+    await eventually(lambda: peer.acknowledged() == [record.job, record.job])
     ended = await bridge.record(record.job)
     assert (ended.state, ended.outcome) == ("completed", '{"result":"first"}')
 
 
-async def test_a_stored_outcome_is_taken_unasked(bridge: Bridge, user: UserId) -> None:
+async def test_a_stored_outcome_is_taken_unasked(brisk_bridge: Bridge, user: UserId) -> None:
     """Also of a job that this session never saw; it ends it, and its entry goes."""
+    bridge = brisk_bridge
     peer = await bridge.machine(user)
     record = await accepted(bridge.requests, user)
     await peer.send(f'{{"type":"job_result","job":"{record.job}","outcome":"completed","result":5,"replayed":true}}')
-    assert (await peer.next(frames.JobResultAck)).job == record.job
+    await peer.acknowledgement(record.job)
     assert (await bridge.record(record.job)).outcome == '{"result":5}'
 
 
-async def test_an_outcome_for_another_users_job_is_ignored(bridge: Bridge, user: UserId) -> None:
+async def test_an_outcome_for_another_users_job_is_ignored(brisk_bridge: Bridge, user: UserId) -> None:
     """By job id, in whatever way; the owner's machine answers as ever."""
+    bridge = brisk_bridge
     owner = new_user()
     owners_peer, liar = await bridge.machine(owner), await bridge.machine(user)
     record, job = await deliver(bridge, owner, owners_peer)
@@ -140,8 +142,8 @@ async def test_an_outcome_for_another_users_job_is_ignored(bridge: Bridge, user:
     # What the liar says of its own afterwards is heard, so the lies were read.
     own, own_job = await deliver(bridge, user, liar)
     await liar.answer(own_job)
-    await liar.next(frames.JobResultAck)
-    assert [frame.job for frame in liar.received if isinstance(frame, frames.JobResultAck)] == [own.job]
+    await liar.acknowledgement(own.job)
+    assert liar.acknowledged() == [own.job]
     assert not (await bridge.record(record.job)).terminal
     await owners_peer.answer(job, '"the truth"')
     assert (await bridge.ended(record.job)).outcome == '{"result":"the truth"}'
@@ -151,14 +153,15 @@ async def test_an_outcome_for_another_users_job_is_ignored(bridge: Bridge, user:
     "said",
     ['"id":"nonsense"', f'"id":"{new_id()}"', f'"job":"{new_id()}"', '"job":"nonsense"', '"job":"\\u0000"', '"id":""'],
 )
-async def test_a_result_of_nothing_is_ignored(bridge: Bridge, user: UserId, said: str) -> None:
+async def test_a_result_of_nothing_is_ignored(brisk_bridge: Bridge, user: UserId, said: str) -> None:
     """Unknown frames and jobs, and ids that are none; the session goes on."""
+    bridge = brisk_bridge
     peer = await bridge.machine(user)
     await peer.send(f'{{"type":"job_result",{said},"outcome":"completed","result":1}}')
     record, job = await deliver(bridge, user, peer)
     await peer.answer(job)
-    await peer.next(frames.JobResultAck)
-    assert [frame.job for frame in peer.received if isinstance(frame, frames.JobResultAck)] == [record.job]
+    await peer.acknowledgement(record.job)
+    assert peer.acknowledged() == [record.job]
 
 
 async def test_a_result_under_a_frame_of_an_older_socket_is_not_taken(bridge: Bridge, user: UserId) -> None:
@@ -193,3 +196,16 @@ async def test_a_busy_lane_takes_nothing_until_its_tool_has_returned(bridge: Bri
 
 async def _has_entry(bridge: Bridge, user: UserId, record: Record) -> bool:
     return await bridge.held(user).entries() == [record.job]
+
+
+async def test_acknowledgements_are_gathered(bridge: Bridge, user: UserId) -> None:
+    """Nothing waits for one, so 32 share a frame, long before the next heartbeat."""
+    peer = await bridge.machine(user)
+    records = [await bridge.submit(user) for _ in range(40)]
+    for record in records:
+        job = await peer.next(frames.Job)
+        assert job.job == record.job
+        await peer.answer(job)
+    acknowledgement = await peer.next(frames.JobResultAck, within_s=5)
+    assert len(acknowledgement.jobs) == 32
+    assert set(acknowledgement.jobs) < {record.job for record in records}

@@ -48,7 +48,7 @@ _BEARER = re.compile(r"(?i)\b(bearer|basic)\s+[^\s\"',]+")
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:@=+/-]+")
 
 # Below these levels libraries write headers, frames and URLs: never, whatever the setting.
-_LIBRARY_LEVELS = {"httpx": logging.WARNING, "httpcore": logging.WARNING, "hypercorn": logging.WARNING}
+_LIBRARY_LEVELS = dict.fromkeys(("httpx", "httpcore", "hypercorn", "websockets"), logging.WARNING)
 
 _encoder = msgspec.json.Encoder(enc_hook=repr)
 

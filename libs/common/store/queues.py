@@ -61,8 +61,8 @@ async def read_stream(redis: Redis, user: UserId) -> UserStream:
         [
             ("XLEN", stream),
             ("HGET", keys.jobs_index(user), "bytes"),
-            ("XINFO GROUPS", stream),
-            ("XINFO CONSUMERS", stream, keys.GROUP),
+            ("XINFO", "GROUPS", stream),
+            ("XINFO", "CONSUMERS", stream, keys.GROUP),
         ]
     )
     for answer in (entries, size, groups, consumers):
@@ -71,11 +71,15 @@ async def read_stream(redis: Redis, user: UserId) -> UserStream:
     return UserStream(
         entries=entries,
         bytes=int(size or 0),
-        pending=sum(group["pending"] for group in _rows(groups)),
-        consumers=[Consumer(row["name"].decode(), row["pending"], row["idle"]) for row in _rows(consumers)],
+        pending=sum(group[b"pending"] for group in _rows(groups)),
+        consumers=[Consumer(row[b"name"].decode(), row[b"pending"], row[b"idle"]) for row in _rows(consumers)],
     )
 
 
-def _rows(answer: Any) -> list[dict[str, Any]]:
-    # XINFO answers with an error where there is no stream, or no group yet.
-    return [] if isinstance(answer, Exception) else answer
+def _rows(answer: Any) -> list[dict[bytes, Any]]:
+    if isinstance(answer, Exception):
+        if "no such key" in str(answer) or str(answer).startswith("NOGROUP"):
+            return []  # nothing was ever queued, or it went with its user
+        raise answer
+    # Maps under RESP3, flat lists under RESP2.
+    return [row if isinstance(row, dict) else dict(zip(row[::2], row[1::2], strict=True)) for row in answer]

@@ -148,6 +148,9 @@ class Redis:
                     await self._pool.release(connection)
         except _AWAY as error:
             self._answering_since = None
+            # What broke one connection broke the idle ones too, and each would fail one more call, minutes later.
+            with contextlib.suppress(*_AWAY):
+                await self._pool.disconnect(inuse_connections=False)
             raise StoreUnavailable(f"Redis does not answer ({type(error).__name__})") from error
         now = time.monotonic()
         if self._answering_since is None or now - asked_at > SLOW_ANSWER_S:

@@ -1,7 +1,6 @@
 """`towline sidecar`: make this machine's tools available to the user's agents."""
 
 import asyncio
-import logging
 import os
 import signal
 import sys
@@ -21,6 +20,15 @@ from towline.sidecar.tools import load
 app = typer.Typer(no_args_is_help=True, help="Run this machine's sidecar.")
 
 
+class LogLevel(StrEnum):
+    """What is logged: this and what is graver."""
+
+    debug = "debug"
+    info = "info"
+    warning = "warning"
+    error = "error"
+
+
 class LogFormat(StrEnum):
     """How log lines look."""
 
@@ -36,7 +44,7 @@ def sidecar() -> None:
 @app.command()
 def run(
     *,
-    url: Annotated[str, typer.Option(envvar="TOWLINE_URL", help="Where to dial: wss://host[:port].")],
+    url: Annotated[str, typer.Option(envvar="TOWLINE_BRIDGE_URL", help="Where to dial: wss://host[:port].")],
     token_file: Annotated[
         Path | None,
         typer.Option(
@@ -58,19 +66,33 @@ def run(
             help="Host or host:port that the built-in tool http_get may open. Repeatable; none by default.",
         ),
     ] = None,
+    allow_folder: Annotated[
+        list[Path] | None,
+        typer.Option(
+            envvar="TOWLINE_FILES_FOLDERS",
+            help="Folder that the built-in tools files_list and files_read may look into. Repeatable, in the"
+            " environment separated by colons; none by default.",
+        ),
+    ] = None,
     allow_insecure: Annotated[
         bool, typer.Option("--allow-insecure", help="Send the token over plain ws:// to hosts other than this one.")
     ] = False,
     log_format: Annotated[LogFormat, typer.Option(help="Log lines on standard error.")] = LogFormat.text,
+    log_level: Annotated[
+        LogLevel, typer.Option(envvar="TOWLINE_LOG_LEVEL", help="At info a job is one line, its end.")
+    ] = LogLevel.info,
 ) -> None:
     """Dial the worker and run jobs until Ctrl-C.
 
     Ends with 0 when stopped, 2 when the settings are wrong, 4 when another sidecar has the state directory.
     """
-    _configure_logs(log_format)
+    _configure_logs(log_format, log_level)
     # Out of the environment at once: tools and what they start have no business with it.
     token = os.environ.pop("TOWLINE_TOKEN", None)
     hosts = [host for entry in allow_host or [] for host in entry.replace(",", " ").split()]
+    folders = [folder.expanduser().absolute() for folder in allow_folder or []]
+    if missing := [str(folder) for folder in folders if not folder.is_dir()]:
+        fail(Exit.USAGE, f"--allow-folder: no such folder: {', '.join(missing)}")
     if token_file is None and not token:
         fail(Exit.USAGE, "no token: give --token-file, or TOWLINE_TOKEN in the environment")
     try:
@@ -80,7 +102,7 @@ def run(
             token_file=token_file.expanduser() if token_file else None,
             state_dir=state_dir.expanduser(),
             name=name,
-            tools=[*builtin_tools(hosts), *(found for source in tools or [] for found in load(source))],
+            tools=[*builtin_tools(hosts, folders), *(found for source in tools or [] for found in load(source))],
             allow_insecure=allow_insecure,
         )
     except (ConfigurationError, ToolError) as error:
@@ -98,7 +120,7 @@ async def _run_until_signal(sidecar: Sidecar) -> None:
     await sidecar.run()
 
 
-def _configure_logs(log_format: LogFormat) -> None:
+def _configure_logs(log_format: LogFormat, log_level: LogLevel) -> None:
     processors: list[structlog.typing.Processor] = [
         structlog.processors.add_log_level,
         structlog.processors.TimeStamper(fmt="iso"),
@@ -112,7 +134,7 @@ def _configure_logs(log_format: LogFormat) -> None:
         factory = structlog.PrintLoggerFactory(sys.stderr)
     structlog.configure(
         processors=processors,
-        wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
+        wrapper_class=structlog.make_filtering_bound_logger(log_level.value),
         logger_factory=factory,
         cache_logger_on_first_use=True,
     )

@@ -5,16 +5,15 @@ Promises: one process per state directory; a job that has started goes on while 
           the machine nothing starts before the next welcome; `run` returns within seconds of `stop`.
 Used by:  cli.sidecar, and products that embed it.
 
-Proxy variables (`HTTPS_PROXY`, `ALL_PROXY`, `NO_PROXY`) are obeyed for the socket: on many networks they are the only
-way out. TLS trusts what Python's `ssl` trusts, `SSL_CERT_FILE` included.
+TLS trusts what Python's `ssl` trusts, `SSL_CERT_FILE` included.
 """
 
 import asyncio
 import contextlib
-import ipaddress
 import logging
 import platform
 import random
+import socket
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -23,7 +22,7 @@ from urllib.parse import urlsplit, urlunsplit
 
 import structlog
 from websockets.asyncio.client import connect
-from websockets.exceptions import ConnectionClosed, InvalidStatus, WebSocketException
+from websockets.exceptions import ConnectionClosed, InvalidProxy, InvalidStatus, WebSocketException
 
 from towline import __version__
 from towline.sidecar import state
@@ -32,6 +31,8 @@ from towline.sidecar.connection import Connection
 from towline.sidecar.credentials import Credentials, TokenUnusable
 from towline.sidecar.journal import Journal, JournalUnavailable
 from towline.sidecar.lane import Lane
+from towline.sidecar.memory import Memory
+from towline.sidecar.proxy import is_loopback, proxy_for
 from towline.sidecar.tools import Registry
 from towline.sidecar.wake import Clocks
 from towline.wire import frames
@@ -109,6 +110,8 @@ class Sidecar:
         self._name = name or platform.node()
         self._stop_budget_s = stop_budget_s
         self._backoff = Backoff()
+        # Of the addresses to dial; see `_dial_once`.
+        self._family = socket.AF_UNSPEC
         # The token of the latest dial: another one in the file is worth a dial.
         self._token = ""
         self._stopping = asyncio.Event()
@@ -135,7 +138,7 @@ class Sidecar:
             try:
                 self._clocks.slept(time.time(), time.monotonic())
                 async with asyncio.TaskGroup() as group:
-                    lane = Lane(self._registry, self._journal, group, is_awake=self._is_awake)
+                    lane = Lane(self._registry, Memory(self._journal), is_awake=self._is_awake)
                     dialler = group.create_task(self._run_dialler(lane, group), name="dialler")
                     keeper = group.create_task(self._run_keeper(), name="keeper")
                     await self._stopping.wait()
@@ -171,15 +174,29 @@ class Sidecar:
             _logger.warning("token_unusable", reason=str(error))
             return NeedToken()
         except InvalidStatus as error:
-            status, retry_after = error.response.status_code, error.response.headers.get("Retry-After")
+            status, headers = error.response.status_code, error.response.headers
             _logger.warning("connection_refused", url=self._url, status=status)
-            return self._backoff.after_refusal(status, retry_after, _dice.random())
+            return self._backoff.after_refusal(
+                status, headers.get("Retry-After"), _dice.random(), date=headers.get("Date")
+            )
         except ConnectionClosed as error:
             return self._after_close(
                 error.rcvd.code if error.rcvd else None, error.rcvd.reason if error.rcvd else "", 0.0
             )
-        except (OSError, TimeoutError, WebSocketException, ImportError) as error:
+        except TimeoutError:
+            # Some routers let an IPv6 connection open and then carry nothing: try without, then with it again.
+            self._family = socket.AF_INET if self._family == socket.AF_UNSPEC else socket.AF_UNSPEC
+            _logger.warning("cannot_connect", url=self._url, reason="nobody answered in time")
+            return self._backoff.after_failure(_dice.random())
+        except InvalidProxy as error:
+            # Not the whole message: the proxy's URL may hold a password.
+            _logger.warning(
+                "cannot_connect", url=self._url, reason=f"the environment's proxy cannot be used: {error.msg}"
+            )
+            return self._backoff.after_failure(_dice.random())
+        except (OSError, WebSocketException, ImportError) as error:
             # ImportError: a SOCKS proxy is configured, and what speaks to it is not installed.
+            self._family = socket.AF_UNSPEC
             _logger.warning("cannot_connect", url=self._url, reason=f"{type(error).__name__}: {error}")
             return self._backoff.after_failure(_dice.random())
         if self._newest:
@@ -198,7 +215,7 @@ class Sidecar:
 
     async def _connect(self, token: str, lane: Lane) -> Connection:
         """Dial, and be welcomed."""
-        socket = await _Dial(
+        dialled = await _Dial(
             self._url,
             additional_headers={"Authorization": f"Bearer {token}"},
             user_agent_header=f"towline/{__version__}",
@@ -206,6 +223,8 @@ class Sidecar:
             compression=None,
             max_size=frames.FRAME_BYTES_MAX,
             max_queue=FRAMES_READ_AHEAD,
+            proxy=proxy_for(self._url),
+            family=self._family,
             open_timeout=OPEN_TIMEOUT_S,
             close_timeout=CLOSE_TIMEOUT_S,
             ping_interval=PING_EVERY_S,
@@ -213,7 +232,7 @@ class Sidecar:
             happy_eyeballs_delay=HAPPY_EYEBALLS_DELAY_S,
             logger=_library_logger,
         )
-        connection = Connection(socket, lane, started_at=self._started_at, renew_token=self._credentials.renew)
+        connection = Connection(dialled, lane, started_at=self._started_at, renew_token=self._credentials.renew)
         self._connections.add(connection)
         try:
             await connection.greet(
@@ -304,17 +323,10 @@ def _bridge_url(url: str, *, allow_insecure: bool) -> str:
     parts = urlsplit(url)
     if parts.scheme not in ("ws", "wss") or not parts.hostname or parts.username or parts.query or parts.fragment:
         raise ConfigurationError(f"the url must look like wss://host[:port], not {parts.scheme}://{parts.hostname}")
-    if parts.scheme == "ws" and not allow_insecure and not _is_loopback(parts.hostname):
+    if parts.scheme == "ws" and not allow_insecure and not is_loopback(parts.hostname):
         raise ConfigurationError(
             f"ws://{parts.hostname} would carry the token unencrypted; use wss://, or, where you trust the network,"
             " --allow-insecure"
         )
     path = parts.path.rstrip("/")
     return urlunsplit((parts.scheme, parts.netloc, path if path.endswith(frames.PATH) else path + frames.PATH, "", ""))
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost" or host.endswith(".localhost")

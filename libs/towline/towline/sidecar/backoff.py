@@ -7,7 +7,9 @@ Used by:  sidecar.app, which rolls, waits and dials.
 """
 
 import math
+import re
 from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
 
 from towline.wire.frames import Close
 
@@ -71,8 +73,13 @@ class Backoff:
         self.failures += 1
         return Redial(self._jittered(roll))
 
-    def after_refusal(self, status: int, retry_after: str | None, roll: float) -> Step:
-        """After an HTTP answer other than 101. `retry_after`: the header's value, seconds."""
+    def after_refusal(self, status: int, retry_after: str | None, roll: float, *, date: str | None = None) -> Step:
+        """After an HTTP answer other than 101.
+
+        Args:
+            retry_after: the header's value, seconds or a date.
+            date: the header of that name, by which a date in `retry_after` is read: our own clock may be wrong.
+        """
         self.failures += 1
         if status in (401, 403):
             self.refusals += 1
@@ -80,7 +87,7 @@ class Backoff:
                 return NeedToken()
         else:
             self.refusals = 0
-        told_s = _seconds(retry_after) if status in (429, 503) else None
+        told_s = _retry_after_s(retry_after, date) if status in (429, 503) else None
         if told_s is not None:
             # Never sooner than told, and not everyone at the same instant.
             return Redial(told_s + roll * max(1.0, 0.2 * told_s))
@@ -92,7 +99,7 @@ class Backoff:
         self.failures = 0 if session_s >= SHORT_SESSION_S else self.failures + 1
         match code:
             case Close.OTHER_MACHINE:
-                told_s = _seconds(reason)
+                told_s = _told_s(reason)
                 return Redial((STAND_BY_DEFAULT_S if told_s is None else told_s) * (1 + 0.1 * roll))
             case Close.TOKEN_REFUSED:
                 return NeedToken()
@@ -117,10 +124,23 @@ class Backoff:
         return roll * min(CAP_S, BASE_S * 2.0 ** min(self.failures, 16))
 
 
-def _seconds(text: str | None) -> float | None:
-    """The first word of `text` as seconds within bounds; None if it is no such number."""
+def _told_s(text: str) -> float | None:
+    """The first number in a text for people, as seconds within bounds; None if there is none."""
+    number = re.search(r"-?\d+(?:\.\d+)?(?:[eE]\d+)?", text)
+    return _bounded(float(number[0])) if number else None
+
+
+def _retry_after_s(text: str | None, date: str | None) -> float | None:
+    """The header `Retry-After` as seconds within bounds; None if it says nothing that we understand."""
     try:
-        seconds = float((text or "").split()[0])
-    except (ValueError, IndexError):
+        return _bounded(float(text or ""))
+    except ValueError:
+        pass
+    try:
+        return _bounded((parsedate_to_datetime(text or "") - parsedate_to_datetime(date or "")).total_seconds())
+    except (ValueError, TypeError, OverflowError):  # no date, or one with a time zone and one without
         return None
+
+
+def _bounded(seconds: float) -> float | None:
     return min(max(seconds, 0.0), TOLD_DELAY_MAX_S) if math.isfinite(seconds) else None

@@ -1,4 +1,4 @@
-"""Built-in tools, safe by default: none changes anything, and none reaches a host that was not allowed by name.
+"""Built-in tools, safe by default: none changes anything, or reaches a host or folder that was not allowed by name.
 
 Used by: cli.sidecar, which registers them beside the user's own.
 """
@@ -7,12 +7,14 @@ import asyncio
 import os
 import platform
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Annotated, Any
 
 import httpx
 import msgspec
 
 from towline import __version__
+from towline.sidecar.files import file_tools
 from towline.sidecar.tools import tool
 
 HTTP_BYTES_MAX = 512 * 1024
@@ -24,11 +26,12 @@ class HostNotAllowed(Exception):
     """`http_get` was asked for a host that the user has not allowed."""
 
 
-def builtin_tools(allowed_hosts: Sequence[str] = ()) -> list[Callable[..., Any]]:
+def builtin_tools(allowed_hosts: Sequence[str] = (), allowed_folders: Sequence[Path] = ()) -> list[Callable[..., Any]]:
     """The built-in tools.
 
     Args:
         allowed_hosts: what `http_get` may open, each `host` (any port) or `host:port`; none by default.
+        allowed_folders: what `files_list` and `files_read` may look into, absolute; none by default.
     """
     allowed = frozenset(host.strip().lower() for host in allowed_hosts)
 
@@ -43,7 +46,7 @@ def builtin_tools(allowed_hosts: Sequence[str] = ()) -> list[Callable[..., Any]]
         """
         return await _http_get(url, max_bytes, allowed)
 
-    return [http_get, system_info, echo, sleep]
+    return [http_get, *file_tools(allowed_folders), system_info, echo, sleep]
 
 
 @tool(read_only=True)

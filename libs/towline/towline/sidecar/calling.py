@@ -1,9 +1,9 @@
-"""Calls: a tool's function, async or plain, as one future that ends in an outcome.
+"""Calls: a tool's function, async or plain, as a coroutine that ends in an outcome.
 
 Owns:     the threads in which plain functions run.
 Promises: whatever a tool does (returns, raises, calls `sys.exit`) becomes an outcome; a plain function blocks neither
           the loop nor the end of the process.
-Used by:  sidecar.lane.
+Used by:  sidecar.work (call), sidecar.lane (is_confirmed).
 """
 
 import asyncio
@@ -19,11 +19,20 @@ from towline.sidecar.tools import Confirm, LocalTool
 T = TypeVar("T")
 
 
-def start(tool: LocalTool, kwargs: dict[str, Any]) -> asyncio.Future[JobOutcome]:
-    """Call the tool now. Cancelling the future stops an async tool; a plain one goes on and must be waited for."""
-    if tool.is_async:
-        return asyncio.get_running_loop().create_task(_call(tool, kwargs), name=f"tool:{tool.name}")
-    return _in_thread(lambda: _outcome_of(tool, kwargs), name=f"tool:{tool.name}")
+async def call(tool: LocalTool, kwargs: dict[str, Any]) -> JobOutcome:
+    """Call the tool. Cancelling this stops an async tool if that lets itself be stopped; a plain one goes on.
+
+    Raises:
+        CancelledError: this was cancelled, or the tool cancelled itself.
+    """
+    if not tool.is_async:
+        return await _in_thread(lambda: _outcome_of(tool, kwargs), name=f"tool:{tool.name}")
+    try:
+        value = await tool.function(**kwargs)
+    # A tool that calls sys.exit() has failed; the sidecar has not.
+    except (Exception, SystemExit) as error:
+        return raised(error)
+    return completed(value)
 
 
 async def is_confirmed(confirm: Confirm, name: str, kwargs: dict[str, Any]) -> bool:
@@ -36,15 +45,6 @@ async def is_confirmed(confirm: Confirm, name: str, kwargs: dict[str, Any]) -> b
         return bool(await confirm(name, kwargs))
     answer = await _in_thread(lambda: confirm(name, kwargs), name=f"confirm:{name}")
     return bool(await answer if inspect.isawaitable(answer) else answer)
-
-
-async def _call(tool: LocalTool, kwargs: dict[str, Any]) -> JobOutcome:
-    try:
-        value = await tool.function(**kwargs)
-    # A tool that calls sys.exit() has failed; the sidecar has not.
-    except (Exception, SystemExit) as error:
-        return raised(error)
-    return completed(value)
 
 
 def _outcome_of(tool: LocalTool, kwargs: dict[str, Any]) -> JobOutcome:

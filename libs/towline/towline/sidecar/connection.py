@@ -1,12 +1,11 @@
-"""One socket to a worker: four tasks with one fate.
+"""One socket to a worker: three tasks with one fate, and the machine's lane beside them.
 
     reader     reads, sorts, reads again; never awaits work. `status` is answered from memory, so it answers at once
     writer     the only one to send; what is small and urgent goes before results
-    lane       hands waiting jobs to the machine's lane, one at a time, in their order
-    heartbeat  pings; no pong in two heartbeats ends the socket
+    heartbeat  pings; no pong in two heartbeats ends the socket, and so does a frame that cannot be sent
 
-Owns:     the socket, what waits to be sent, and the jobs that wait for their turn. Both die with it: the server sends
-          again what was not answered. What has started belongs to the lane and goes on.
+Owns:     the socket and what waits to be sent. Both die with it, and so do jobs that came by it and only wait in the
+          lane: the server sends again what was not answered. What has started goes on.
 Promises: `run` always ends, and says how.
 Used by:  sidecar.app.
 """
@@ -21,8 +20,9 @@ import structlog
 from websockets.asyncio.client import ClientConnection
 from websockets.exceptions import ConnectionClosed
 
-from towline.sidecar.lane import Delivery, Lane
+from towline.sidecar.lane import Lane
 from towline.sidecar.outcome import failed
+from towline.sidecar.work import Delivery
 from towline.wire import frames
 
 # How long a worker may take to say welcome: one statement in its database, and some patience.
@@ -33,8 +33,6 @@ HEARTBEAT_MIN_S = 0.05
 # One frame of 1 MiB over a poor line. Longer means that the peer reads no more.
 SEND_TIMEOUT_S = 60.0
 
-# A worker sends at most 16 jobs ahead; beyond this the other side keeps no rules and is told so, job by job.
-WAITING_MAX = 64
 # Frames not yet written. Who lets so many pile up does not read.
 OUTBOX_MAX = 1024
 
@@ -60,6 +58,8 @@ class Connection:
     """A session, from `greet` to the end of `run`.
 
     Attributes:
+        user: whose token it is.
+        starts_jobs: False once this socket is being left: what it still delivers must not start.
         draining: done when the worker has asked us to connect elsewhere.
         ended: done when `run` is.
     """
@@ -78,11 +78,12 @@ class Connection:
         self._renew_token = renew_token
         self._welcome: frames.Welcome | None = None
         self._welcomed_at = 0.0
+        # The server's clock less ours, monotonic.
+        self._server_ahead_s = 0.0
         self._outbox: deque[frames.Frame] = deque()
         self._unsent = asyncio.Event()
-        self._waiting: dict[str, Delivery] = {}
-        self._arrived = asyncio.Event()
-        self._starts_jobs = True
+        self.user = ""
+        self.starts_jobs = True
         self._retiring = False
         self._ping = frames.Ping(0)
         self._pinged = asyncio.Event()
@@ -95,14 +96,9 @@ class Connection:
         assert self._welcome is not None, "greet() comes first"
         return self._welcome
 
-    @property
-    def user(self) -> str:
-        """Whose token it is."""
-        return self.welcome.user
-
     def server_now(self) -> float:
         """Seconds since the epoch by the server's clock; right until this machine sleeps."""
-        return self.welcome.server_time + time.monotonic() - self._welcomed_at
+        return time.monotonic() + self._server_ahead_s
 
     async def greet(self, hello: frames.Hello) -> None:
         """Say hello, wait for the welcome, and answer what runs already.
@@ -116,7 +112,8 @@ class Connection:
             while self._welcome is None:
                 frame = self._decode(await self._socket.recv())
                 if isinstance(frame, frames.Welcome):
-                    self._welcome, self._welcomed_at = frame, time.monotonic()
+                    self._welcome, self._welcomed_at, self.user = frame, time.monotonic(), frame.user
+                    self._server_ahead_s = frame.server_time - self._welcomed_at
         self._lane.attach(self, hello.running)
 
     async def run(self) -> None:
@@ -125,7 +122,6 @@ class Connection:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._run_reader(), name="reader")
                 group.create_task(self._run_writer(), name="writer")
-                group.create_task(self._run_lane(), name="lane")
                 group.create_task(self._run_heartbeat(), name="heartbeat")
         except* ConnectionClosed:
             pass
@@ -150,13 +146,10 @@ class Connection:
             self._outbox.append(frame)
         self._unsent.set()
 
-    def take(self, frame_id: str) -> bool:
-        """Take a job out of the queue, to start or answer it now; False: it must not start any more."""
-        return self._starts_jobs and self._waiting.pop(frame_id, None) is not None
-
     def stop_starting(self) -> None:
-        """Start nothing that still waits here."""
-        self._starts_jobs = False
+        """Start nothing more of what came, or comes, by this socket."""
+        self.starts_jobs = False
+        self._lane.forget(self)
 
     def retire(self) -> None:
         """Send what is queued, then close; what waits is dropped."""
@@ -188,14 +181,12 @@ class Connection:
                 self._receive_job(frame)
             case frames.Status(id=id_):
                 uptime_s = time.monotonic() - self._started_at
-                self.send(frames.StatusResult(id_, bool(self._lane.running()), len(self._waiting), uptime_s))
-            case frames.JobResultAck(job=job):
-                self._lane.acknowledge(self.user, job)
+                self.send(frames.StatusResult(id_, bool(self._lane.running()), self._lane.queue, uptime_s))
+            case frames.JobResultAck(jobs=jobs):
+                for job in jobs:
+                    self._lane.acknowledge(self.user, job)
             case frames.JobCancel(id=id_):
-                if delivery := self._waiting.pop(id_, None):
-                    delivery.answer(failed("cancelled", "cancelled before it started"))
-                else:
-                    self._lane.cancel(self, id_)
+                self._lane.cancel(self, id_)
             case frames.Ping(n=n):
                 self.send(frames.Pong(n))
             case frames.Pong(n=n):
@@ -215,23 +206,13 @@ class Connection:
         except (ValueError, OverflowError) as error:
             self.send(failed("bad-frame", f"accepted_at or deadline_at: {error}").frame(id_=frame.id))
             return
-        if not self._lane.deliver(delivery):
-            return
-        if len(self._waiting) >= WAITING_MAX:
-            delivery.answer(failed("lane-full", f"{WAITING_MAX} jobs wait already", retryable=True))
-            return
-        self._waiting[frame.id] = delivery
-        self._arrived.set()
+        self._lane.deliver(delivery)
 
     async def _run_writer(self) -> None:
         while True:
             while self._outbox:
                 frame = self._outbox.popleft()
-                try:
-                    async with asyncio.timeout(SEND_TIMEOUT_S):
-                        await self._socket.send(self._encode(frame))
-                except TimeoutError as error:
-                    raise ConnectionLost("the worker does not read") from error
+                await self._socket.send(self._encode(frame))
                 if frame is self._ping:
                     self._pinged.set()
             if self._retiring:
@@ -248,16 +229,6 @@ class Connection:
             return frames.encode(too_large.frame(id_=frame.id, job=frame.job, lane_busy=frame.lane_busy))
         return text
 
-    async def _run_lane(self) -> None:
-        while True:
-            while not self._waiting:
-                self._arrived.clear()
-                await self._arrived.wait()
-            delivery = next(iter(self._waiting.values()))
-            await self._lane.run(delivery)
-            if not self._starts_jobs:
-                return
-
     async def _run_heartbeat(self) -> None:
         every_s = max(self.welcome.heartbeat_s, HEARTBEAT_MIN_S)
         while True:
@@ -266,9 +237,14 @@ class Connection:
             self._ponged.clear()
             self._ping = frames.Ping(self._ping.n + 1)
             self.send(self._ping)
-            # Counted from when it was written: a large result before it may take its time, which has its own limit.
-            await self._pinged.wait()
             try:
+                # It goes before all that waits, so at most one frame is in its way.
+                async with asyncio.timeout(SEND_TIMEOUT_S):
+                    await self._pinged.wait()
+            except TimeoutError as error:
+                raise ConnectionLost("the worker does not read") from error
+            try:
+                # Counted from when it was written: a large result before it may take its time.
                 async with asyncio.timeout(HEARTBEATS_WITHOUT_PONG * every_s):
                     await self._ponged.wait()
             except TimeoutError as error:

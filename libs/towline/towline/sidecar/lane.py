@@ -1,132 +1,66 @@
 """The lane: this machine does one job at a time, whatever sockets come and go.
 
-    delivered -> waiting (in its connection) -> started (here) -> outcome kept -> answered
-                 |  socket ends: dropped         |  socket ends: goes on
-                 |  cancelled, late: answered    |  over its time, cancelled: answered, and the lane is busy
-                                                    until the function returns
+    delivered -> waiting -> (the user is asked) -> started -> answered
+                 |  socket ends: dropped           |  socket ends: goes on
+                 |  cancelled, late: answered      |  the next one starts when its tool has returned
 
-Owns:     the job that runs now, everyone who waits for its answer, and whether a job may start.
-Promises: a job with side effects starts at most once; it is journalled before it starts, and its outcome before it is
-          answered; every delivery is answered under its own frame id, on the socket it came by while that is open.
-Used by:  sidecar.connection (a lane task per socket feeds it), sidecar.app (owns it).
+Owns:     what waits, in the order of its delivery, and the one job that runs.
+Promises: a job with side effects starts at most once; nothing starts when its deadline has passed, or after a sleep of
+          the machine before the next welcome; what is not started is answered, or dropped with its socket.
+Used by:  sidecar.connection (delivers, cancels, acknowledges), sidecar.app (owns it).
 """
 
 import asyncio
-import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from datetime import datetime
-from typing import Any, Protocol
+from typing import Any
 
 import structlog
 
 from towline.sidecar import calling
-from towline.sidecar.decide import Decision, Join, Refuse, Replay, Row, Run, Unknown, decide
-from towline.sidecar.journal import Journal, JournalUnavailable
-from towline.sidecar.outcome import JobOutcome, failed, raised, unknown
-from towline.sidecar.recent import Recent
-from towline.sidecar.tools import BadArgs, LocalTool, Registry
-from towline.wire import frames
+from towline.sidecar.decide import Decision, Join, Refuse, Replay, Run, Unknown, decide
+from towline.sidecar.journal import JournalUnavailable
+from towline.sidecar.memory import Memory
+from towline.sidecar.outcome import JobOutcome, failed, unknown
+from towline.sidecar.tools import BadArgs, Confirm, LocalTool, Registry
+from towline.sidecar.work import Asker, Delivery, Work
 
-# What a cancelled coroutine gets to clean up before its job is answered without waiting for it any longer.
-CANCEL_GRACE_S = 1.0
-
-# A tool has ended and its outcome cannot be written: it is tried so often before the job ends as `unknown`, which is
-# what the journal would say after a restart.
-RECORD_TRIES = 5
-RECORD_PAUSE_S = 1.0
+# A worker sends at most 16 jobs ahead, and there are two sockets for the moment of a hand-over. Beyond this the other
+# side keeps no rules and is told so, job by job.
+WAITING_MAX = 64
 
 _logger = structlog.get_logger("towline.sidecar")
 
 
-class Asker(Protocol):
-    """A connection, as far as the lane knows it."""
-
-    @property
-    def user(self) -> str: ...
-    def send(self, frame: frames.Frame) -> None: ...
-    def server_now(self) -> float: ...
-    def take(self, frame_id: str) -> bool: ...
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Delivery:
-    """One frame from one socket. `accepted_at`, `deadline_at`: seconds since the epoch by the server's clock."""
-
-    asker: Asker
-    frame: frames.Job
-    accepted_at: float
-    deadline_at: float
-
-    @classmethod
-    def read(cls, asker: Asker, frame: frames.Job) -> "Delivery":
-        """
-        Raises:
-            ValueError: a time that is none.
-        """
-        accepted_at = datetime.fromisoformat(frame.accepted_at).timestamp()
-        return cls(asker, frame, accepted_at, datetime.fromisoformat(frame.deadline_at).timestamp())
-
-    def answer(self, outcome: JobOutcome, *, replayed: bool = False) -> None:
-        self.asker.send(outcome.frame(id_=self.frame.id, replayed=replayed))
-
-
-@dataclass(slots=True, eq=False)
-class Work:
-    """A job that has left the queue.
-
-    Attributes:
-        asks: whom to tell, and under which frame id; "": by job, unasked.
-        stop: done when the job is to end before its tool does, with the outcome for that.
-        outcome: set once it is kept.
-        returned: set when the lane is free again.
-    """
-
-    user: str
-    frame: frames.Job
-    asks: list[tuple[Asker, str]]
-    stop: asyncio.Future[JobOutcome]
-    outcome: JobOutcome | None = None
-    returned: asyncio.Event = field(default_factory=asyncio.Event)
-
-    def tell(self, asker: Asker, frame_id: str, *, lane_busy: bool) -> None:
-        assert self.outcome is not None
-        job = "" if frame_id else self.frame.job
-        asker.send(self.outcome.frame(id_=frame_id, job=job, lane_busy=lane_busy))
-
-    def tell_all(self, *, lane_busy: bool) -> None:
-        for asker, frame_id in self.asks:
-            self.tell(asker, frame_id, lane_busy=lane_busy)
-
-
 class Lane:
-    """Runs tools. Everything but `run` and `leave` returns at once."""
+    """Runs tools. Everything but `leave` returns at once."""
 
-    def __init__(
-        self, registry: Registry, journal: Journal, group: asyncio.TaskGroup, *, is_awake: Callable[[], bool]
-    ) -> None:
+    def __init__(self, registry: Registry, memory: Memory, *, is_awake: Callable[[], bool]) -> None:
         """
         Args:
-            group: owns what has started.
             is_awake: reads the clocks; False: the machine slept, all sockets were just dropped, nothing may start.
         """
         self._registry = registry
-        self._journal = journal
-        self._group = group
+        self._memory = memory
         self._is_awake = is_awake
-        self._recent = Recent()
+        self._waiting: dict[tuple[Asker, str], Delivery] = {}
+        # Its turn has come, and its user is being asked.
+        self._asking: tuple[Delivery, asyncio.Task[None]] | None = None
         self._work: Work | None = None
-        self._task: asyncio.Task[None] | None = None
 
     def running(self) -> list[str]:
-        """Ids of the jobs that occupy the lane, at most one; what waits is not running."""
+        """Ids of the jobs that have started, at most one; what waits is not running."""
         return [self._work.frame.job] if self._work else []
 
-    def deliver(self, delivery: Delivery) -> bool:
-        """Take note of a delivery; whether it has to wait for its turn. If not, it is answered, now or with its job."""
+    @property
+    def queue(self) -> int:
+        """How many jobs wait."""
+        return len(self._waiting) + (self._asking is not None)
+
+    def deliver(self, delivery: Delivery) -> None:
+        """Answer a delivery, join it to the job that runs, start it or let it wait for its turn."""
         frame = delivery.frame
         decision = self._decide(delivery)
-        _logger.info(
+        _logger.debug(
             "job_delivered",
             job=frame.job,
             frame=frame.id,
@@ -134,80 +68,74 @@ class Lane:
             tool=frame.name,
             decision=type(decision).__name__.lower(),
         )
-        if isinstance(decision, Run):
-            return True
-        self._settle(delivery, decision)
-        return False
-
-    async def run(self, delivery: Delivery) -> None:
-        """Start a waiting job now that its turn has come, unless it may no longer start; returns when it is through.
-
-        Cancelling this ends the waiting, never what has started.
-        """
-        tool = self._registry.get(delivery.frame.name)
-        assert tool is not None, "deliver() refused it"
-        kwargs, refusal = await self._prepare(delivery, tool)
-        while self._work and not refusal:
-            # A job of another socket, or one that has outlived its own.
-            await self._work.returned.wait()
-        # From here to the start nothing is awaited: what is checked still holds when the job starts.
-        if not self._is_awake() or not delivery.asker.take(delivery.frame.id):
-            return
-        decision = self._decide(delivery)
         if not isinstance(decision, Run):
             self._settle(delivery, decision)
-        elif refusal:
-            self._refuse(delivery, refusal)
-        elif delivery.asker.server_now() >= delivery.deadline_at:
-            self._refuse(delivery, failed("not-started", "its deadline passed before its turn came"))
+        elif not delivery.asker.starts_jobs:
+            pass  # that socket is being left: the next one brings it again
+        elif self._is_free and not self._waiting:
+            if self._is_awake():
+                self._give_turn(delivery)
+        elif len(self._waiting) >= WAITING_MAX:
+            self._refuse(delivery, failed("lane-full", f"{WAITING_MAX} jobs wait already", retryable=True))
         else:
-            await self._start(delivery, tool, kwargs).returned.wait()
+            self._waiting[delivery.asker, frame.id] = delivery
 
     def cancel(self, asker: Asker, frame_id: str) -> None:
-        """Stop the running job if it was delivered as `frame_id`."""
-        work = self._work
-        if work and (asker, frame_id) in work.asks and not work.stop.done():
-            work.stop.set_result(_ended_early(work.frame, "cancelled", "cancelled while it ran"))
+        """Stop the job that was delivered as `frame_id`, if that can be done."""
+        if delivery := self._waiting.pop((asker, frame_id), None):
+            delivery.answer(failed("cancelled", "cancelled before it started"))
+        elif self._asking and (self._asking[0].asker, self._asking[0].frame.id) == (asker, frame_id):
+            self._asking[0].answer(failed("cancelled", "cancelled before it started"))
+            self._stop_asking()
+        elif self._work and self._work.is_asked_by(asker, frame_id):
+            self._work.cancel()
 
     def attach(self, asker: Asker, listed: list[str]) -> None:
-        """Answer by job, on a new socket, what its `hello` listed as running."""
+        """Answer by job, on a new socket, all that its `hello` listed as running: the worker starts nothing before."""
         for job in listed:
-            if self._is_running(asker.user, job):
-                self._join(asker, "")
-            elif outcome := self._find_outcome(asker.user, job):
-                asker.send(outcome.frame(job=job, replayed=True))
+            if self._work and self._is_running(asker.user, job):
+                self._work.join(asker, "")
+                continue
+            # It has ended since. Acknowledged on the old socket, it has left no copy here, but the worker needs a word:
+            # see tests/recovery/test_answers_by_job.py. The record, which is durable then, stays as it is.
+            outcome = self._memory.find_outcome(asker.user, job)
+            outcome = outcome or unknown("acknowledged", "this job ran; the machine keeps no copy of its outcome")
+            asker.send(outcome.frame(job=job, replayed=True))
+
+    def forget(self, asker: Asker) -> None:
+        """Start nothing more of what came by this socket."""
+        for key in [key for key in self._waiting if key[0] is asker]:
+            del self._waiting[key]
+        if self._asking and self._asking[0].asker is asker:
+            self._stop_asking()
 
     def detach(self, asker: Asker) -> None:
         """A socket has ended: nothing can be told there any more."""
+        self.forget(asker)
         if self._work:
-            self._work.asks = [ask for ask in self._work.asks if ask[0] is not asker]
+            self._work.detach(asker)
 
     def acknowledge(self, user: str, job: str) -> None:
         """The server has the outcome."""
-        if self._recent.find(user, job):
-            self._recent.acknowledge(user, job)
-        else:
-            self._journal.acknowledge(user, job)
+        self._memory.acknowledge(user, job)
 
     async def leave(self, budget_s: float) -> None:
-        """Give what runs a last chance to end, then let go of it; the journal will call it `unknown`."""
-        if self._work is None or self._task is None:
-            return
-        try:
-            async with asyncio.timeout(budget_s):
-                await self._work.returned.wait()
-        except TimeoutError:
-            _logger.warning("job_left_running", job=self._work.frame.job, tool=self._work.frame.name)
-            self._task.cancel()
+        """Give what runs a last chance to end, then let go of it. Sockets must have been forgotten before."""
+        if self._work:
+            await self._work.leave(budget_s)
+
+    @property
+    def _is_free(self) -> bool:
+        return self._work is None and self._asking is None
 
     def _is_running(self, user: str, job: str) -> bool:
-        return self._work is not None and (self._work.user, self._work.frame.job) == (user, job)
+        return self._work is not None and self._work.frame.job == job and self._work.user == user
 
     def _decide(self, delivery: Delivery) -> Decision:
         frame, user = delivery.frame, delivery.asker.user
         running = self._is_running(user, frame.job)
         try:
-            row = None if running else self._find(user, frame)
+            row = None if running else self._memory.find(user, frame)
         except JournalUnavailable as error:
             if frame.attempt > 1:
                 return Unknown("journal-unavailable", f"it may have run before: {error}")
@@ -216,29 +144,19 @@ class Lane:
         return decide(
             name=frame.name,
             hinted=frame.hinted,
-            accepted_at_ms=round(delivery.accepted_at * 1000),
+            accepted_at_ms=delivery.accepted_at_ms,
             running=running,
             row=row,
-            horizon_ms=self._journal.horizon_ms,
+            horizon_ms=self._memory.horizon_ms,
             hints=tool.hints if tool else None,
         )
-
-    def _find(self, user: str, frame: frames.Job) -> Row | None:
-        # A job keeps the hint it was accepted with, so there is one place to look; a hinted one costs no disk.
-        return self._recent.find(user, frame.job) if frame.hinted else self._journal.find(user, frame.job)
-
-    def _find_outcome(self, user: str, job: str) -> JobOutcome | None:
-        try:
-            row = self._recent.find(user, job) or self._journal.find(user, job)
-        except JournalUnavailable:
-            return None
-        return row.outcome if row else None
 
     def _settle(self, delivery: Delivery, decision: Decision) -> None:
         """Act on a decision that starts nothing."""
         match decision:
             case Join():
-                self._join(delivery.asker, delivery.frame.id)
+                assert self._work is not None
+                self._work.join(delivery.asker, delivery.frame.id)
             case Replay(outcome):
                 delivery.answer(outcome, replayed=True)
             case Unknown(code, message):
@@ -246,131 +164,76 @@ class Lane:
             case Refuse(code, message):
                 self._refuse(delivery, failed(code, message, retryable=code == "journal-unavailable"))
 
-    def _join(self, asker: Asker, frame_id: str) -> None:
-        assert self._work is not None
-        self._work.asks.append((asker, frame_id))
-        if self._work.outcome:
-            # Over its time, its function not yet back: the end can be told now, the free lane later.
-            self._work.tell(asker, frame_id, lane_busy=True)
-
     def _refuse(self, delivery: Delivery, outcome: JobOutcome) -> None:
         code = outcome.error.code if outcome.error else ""
         _logger.info("job_refused", job=delivery.frame.job, tool=delivery.frame.name, code=code)
         delivery.answer(outcome)
 
-    async def _prepare(self, delivery: Delivery, tool: LocalTool) -> tuple[dict[str, Any], JobOutcome | None]:
-        """Read the arguments and ask the tool's hook; the second value says why the job must not run."""
+    def _next(self) -> None:
+        """If the lane is free, give it to what has waited longest and may still start."""
+        while self._is_free and self._waiting:
+            if not self._is_awake():
+                return
+            delivery = self._waiting.pop(next(iter(self._waiting)))
+            # What was decided when it came may no longer hold: another delivery of the same job may have run.
+            decision = self._decide(delivery)
+            if isinstance(decision, Run):
+                self._give_turn(delivery)
+            else:
+                self._settle(delivery, decision)
+
+    def _give_turn(self, delivery: Delivery) -> None:
+        tool = self._registry.get(delivery.frame.name)
+        assert tool is not None, "it would have been refused"
         try:
             kwargs = tool.read_args(delivery.frame.args)
         except BadArgs as error:
-            return {}, failed("bad-args", f"arguments of {tool.name!r}: {error}")
+            self._refuse(delivery, failed("bad-args", f"arguments of {tool.name!r}: {error}"))
+            return
         if tool.confirm is None:
-            return kwargs, None
+            self._start(delivery, tool, kwargs)
+        else:
+            asking = self._ask(delivery, tool, tool.confirm, kwargs)
+            name = f"confirm:{delivery.frame.job}"
+            self._asking = delivery, asyncio.get_running_loop().create_task(asking, name=name)
+
+    async def _ask(self, delivery: Delivery, tool: LocalTool, confirm: Confirm, kwargs: dict[str, Any]) -> None:
+        """Ask the tool's hook, before anything is marked."""
+        is_confirmed = False
         try:
             # No longer than the job may wait; who does not answer has not allowed it.
             async with asyncio.timeout(delivery.deadline_at - delivery.asker.server_now()):
-                if await calling.is_confirmed(tool.confirm, tool.name, dict(kwargs)):
-                    return kwargs, None
+                is_confirmed = await calling.is_confirmed(confirm, tool.name, dict(kwargs))
         except Exception as error:
             _logger.warning("not_confirmed", job=delivery.frame.job, tool=tool.name, error=type(error).__name__)
-        return kwargs, failed("not-confirmed", "this machine's user did not allow it")
+        self._asking = None
+        # It may have taken long: all that was checked before is checked again.
+        if self._is_awake():
+            decision = self._decide(delivery)
+            if not isinstance(decision, Run):
+                self._settle(delivery, decision)
+            elif is_confirmed:
+                self._start(delivery, tool, kwargs)
+            else:
+                self._refuse(delivery, failed("not-confirmed", "this machine's user did not allow it"))
+        self._next()
 
-    def _start(self, delivery: Delivery, tool: LocalTool, kwargs: dict[str, Any]) -> Work:
-        frame, asker = delivery.frame, delivery.asker
-        stop = asyncio.get_running_loop().create_future()
-        work = self._work = Work(asker.user, frame, [(asker, frame.id)], stop)
-        self._task = self._group.create_task(self._execute(work, delivery, tool, kwargs), name=f"job:{frame.job}")
-        return work
+    def _stop_asking(self) -> None:
+        """Its job was cancelled, or its socket has ended."""
+        assert self._asking is not None
+        self._asking[1].cancel()
+        self._asking = None
+        # Not now: other sockets may be about to be forgotten.
+        asyncio.get_running_loop().call_soon(self._next)
 
-    async def _execute(self, work: Work, delivery: Delivery, tool: LocalTool, kwargs: dict[str, Any]) -> None:
-        """From the begin mark to the answer, and on until the tool has returned."""
-        call: asyncio.Future[JobOutcome] | None = None
-        try:
-            work.outcome = await self._begin(work, delivery)
-            if work.outcome is None:
-                call = calling.start(tool, kwargs)
-                work.outcome = await self._keep(work, await self._end(work, call, tool))
-            if call is None or call.done():
-                work.tell_all(lane_busy=False)
-                return
-            _logger.warning("lane_busy", job=work.frame.job, tool=tool.name)
-            work.tell_all(lane_busy=True)
-            await asyncio.wait((call,))
-            _logger.info("lane_free", job=work.frame.job, tool=tool.name)
-            work.tell_all(lane_busy=False)
-        except Exception:
-            # A fault of ours must not take the lane down; what the journal says of this job, it says to redeliveries.
-            _logger.exception("job_crashed", job=work.frame.job, tool=tool.name)
-            work.outcome = work.outcome or _ended_early(work.frame, "sidecar-error", "the sidecar failed; see its log")
-            work.tell_all(lane_busy=False)
-        finally:
-            if call is not None:
-                call.cancel()
-            self._work = self._task = None
-            work.returned.set()
+    def _start(self, delivery: Delivery, tool: LocalTool, kwargs: dict[str, Any]) -> None:
+        # Between the reading of the clocks and this nothing was awaited: what was checked still holds.
+        if delivery.is_late():
+            self._refuse(delivery, failed("not-started", "its deadline passed before its turn came"))
+            return
+        self._work = Work(delivery, tool, kwargs, memory=self._memory, is_awake=self._is_awake, returned=self._free)
+        self._work.start()
 
-    async def _begin(self, work: Work, delivery: Delivery) -> JobOutcome | None:
-        """Mark the job as begun; an outcome if it must not start after all."""
-        frame = work.frame
-        if not frame.hinted:
-            try:
-                await self._journal.begin(
-                    work.user,
-                    frame.job,
-                    accepted_at_ms=round(delivery.accepted_at * 1000),
-                    tool=frame.name,
-                    args=bytes(frame.args),
-                )
-            except JournalUnavailable as error:
-                return failed("journal-unavailable", str(error), retryable=True)
-            # The disk may have taken its time.
-            if work.stop.done():
-                return await self._keep(work, failed("cancelled", "cancelled before it started"))
-            if not self._is_awake() or delivery.asker.server_now() >= delivery.deadline_at:
-                late = failed("not-started", "the machine slept, or the deadline passed, before it could start")
-                return await self._keep(work, late)
-        _logger.info("job_started", job=frame.job, tool=frame.name)
-        return None
-
-    async def _end(self, work: Work, call: asyncio.Future[JobOutcome], tool: LocalTool) -> JobOutcome:
-        """Wait for the tool, its time, or a cancel, whichever is first."""
-        frame = work.frame
-        began = time.monotonic()
-        await asyncio.wait((call, work.stop), timeout=frame.timeout_s, return_when=asyncio.FIRST_COMPLETED)
-        if call.done():
-            outcome = raised(asyncio.CancelledError("the tool cancelled itself")) if call.cancelled() else call.result()
-        else:
-            if tool.is_async:
-                call.cancel()
-                await asyncio.wait((call,), timeout=CANCEL_GRACE_S)
-            timed_out = _ended_early(frame, "timeout", f"still running after {frame.timeout_s:g} s")
-            outcome = work.stop.result() if work.stop.done() else timed_out
-        _logger.info(
-            "job_ended",
-            job=frame.job,
-            tool=frame.name,
-            outcome=outcome.outcome,
-            code=outcome.error.code if outcome.error else "",
-            seconds=round(time.monotonic() - began, 3),
-        )
-        return outcome
-
-    async def _keep(self, work: Work, outcome: JobOutcome) -> JobOutcome:
-        """Keep the outcome for redeliveries; returns what may be told."""
-        if work.frame.hinted:
-            self._recent.remember(work.user, work.frame.job, outcome)
-            return outcome
-        for remaining in reversed(range(RECORD_TRIES)):
-            try:
-                await self._journal.finish(work.user, work.frame.job, outcome)
-                return outcome
-            except JournalUnavailable as error:
-                _logger.warning("outcome_not_recorded", job=work.frame.job, reason=str(error), tries_left=remaining)
-                if remaining:
-                    await asyncio.sleep(RECORD_PAUSE_S)
-        return unknown("journal-unavailable", f"the tool ended as {outcome.outcome}, and that could not be recorded")
-
-
-def _ended_early(frame: frames.Job, code: str, message: str) -> JobOutcome:
-    """A tool that changes nothing, or nothing more, has simply failed; of any other, nobody knows how far it came."""
-    return failed(code, message) if frame.hinted else unknown(code, message)
+    def _free(self) -> None:
+        self._work = None
+        self._next()

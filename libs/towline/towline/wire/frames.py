@@ -6,6 +6,7 @@ talk to older ones. Arguments and results stay raw JSON: they are carried, not l
 
 import json as stdlib_json
 import re
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import msgspec
@@ -145,9 +146,9 @@ class JobResult(Frame):
 
 
 class JobResultAck(Frame):
-    """worker -> sidecar: the outcome is durable, the journal may let go."""
+    """worker -> sidecar: these outcomes are durable, the journal may let go. Nothing waits for it."""
 
-    job: str
+    jobs: Sequence[str]
 
 
 class JobCancel(Frame):

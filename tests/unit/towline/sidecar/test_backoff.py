@@ -1,5 +1,8 @@
 """When the sidecar dials again: the whole table, and bounds for every sequence."""
 
+import random
+from collections import Counter
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -26,7 +29,16 @@ def test_later_is_later() -> None:
 
 @pytest.mark.parametrize(
     ("reason", "least_s"),
-    [("30", 30), ("2.5 another machine", 2.5), ("", 5), ("soon", 5), ("-1", 0), ("nan", 5), ("1e9", 300)],
+    [
+        ("30", 30),
+        ("2.5 another machine", 2.5),
+        ("another machine is connected; try again in 20 s", 20),
+        ("", 5),
+        ("soon", 5),
+        ("-1", 0),
+        ("nan", 5),
+        ("1e9", 300),
+    ],
 )
 def test_stand_by_takes_the_delay_from_the_reason(reason: str, least_s: float) -> None:
     step = Backoff().after_close(4003, reason, LONG, 0.0)
@@ -66,6 +78,44 @@ def test_retry_after_is_never_undercut(status: int) -> None:
         assert isinstance(step, Redial)
         assert 7 <= step.after_s < 9
     assert Backoff().after_refusal(500, "7", 0.0) == Redial(0.0), "only 429 and 503 carry it"
+
+
+def test_retry_after_may_be_a_date_by_the_servers_clock() -> None:
+    step = Backoff().after_refusal(503, "Wed, 21 Oct 2015 07:28:30 GMT", 0.0, date="Wed, 21 Oct 2015 07:28:00 GMT")
+    assert step == Redial(30.0)
+    past = Backoff().after_refusal(503, "Wed, 21 Oct 2015 07:28:00 GMT", 0.0, date="Wed, 21 Oct 2015 07:28:30 GMT")
+    assert past == Redial(0.0)
+
+
+@pytest.mark.parametrize("date", [None, "", "now", "Wed, 21 Oct 2015 07:28:00 GMT"])
+def test_a_date_that_cannot_be_placed_is_no_delay(date: str | None) -> None:
+    """Not by our own clock, which may be years off: then it is a failure like others."""
+    step = Backoff().after_refusal(503, "Wed, 21 Oct 2015 07:28:30 -0000", 0.99, date=date)
+    assert isinstance(step, Redial)
+    assert step.after_s <= 1
+
+
+def test_three_hundred_machines_come_back_spread_and_soon() -> None:
+    """All lose their socket at once; then the server answers 503 for half a minute; then it is well."""
+    dice = random.Random(17)
+    first_dials, back_at, pauses_late = [], [], []
+    for _ in range(300):
+        backoff = Backoff()
+        step = backoff.after_close(1012, "", LONG, dice.random())
+        assert isinstance(step, Redial)
+        now = step.after_s
+        first_dials.append(now)
+        while now < 30:
+            step = backoff.after_refusal(503, None, dice.random())
+            assert isinstance(step, Redial)
+            now += step.after_s
+        pauses_late.append(step.after_s)
+        back_at.append(now)
+    tenths = Counter(int(at * 10) for at in first_dials)
+    assert max(tenths.values()) < 300 * 0.25, "no tenth of the first second has a quarter of them"
+    assert max(back_at) <= 90
+    assert max(Counter(int(at) for at in back_at).values()) < 300 * 0.25, "nor any second afterwards"
+    assert max(pauses_late) > 20, "delays have grown"
 
 
 @given(st.lists(st.tuples(st.sampled_from(["failure", 500, 503, 429, 404, 307, 1012, None, 4001]), rolls), max_size=40))

@@ -131,5 +131,12 @@ def test_a_file_without_tools_of_its_own_is_refused(tmp_path: Path, source: str)
 
 def test_builtin_tools_change_nothing() -> None:
     catalogue = Registry(builtin_tools()).catalogue()
-    assert [entry.name for entry in catalogue] == ["http_get", "system_info", "echo", "sleep"]
+    assert [entry.name for entry in catalogue] == [
+        "http_get",
+        "files_list",
+        "files_read",
+        "system_info",
+        "echo",
+        "sleep",
+    ]
     assert all(entry.hints.read_only for entry in catalogue)

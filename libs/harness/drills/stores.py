@@ -1,0 +1,118 @@
+"""Drills of the stores: Redis restarted, Redis losing everything, Postgres restarted; each with a job under way."""
+
+import asyncio
+import time
+
+from harness.drills.scene import Scene
+
+# Every loop is back at work so long after its store is.
+RECOVERS_WITHIN_S = 10.0
+
+
+async def redis_restart(scene: Scene) -> None:
+    """Redis goes away with one job running and one queued behind it, and comes back with what it had."""
+    machine = await scene.new_machine()
+    user = machine.user
+    running = scene.submit(user, "work", "running", seconds=0.5)
+    await scene.began(running)
+    behind = scene.submit(user, "work", "behind")
+    await scene.eventually("the second job is durable", lambda: _is_durable(scene, user, "behind"))
+    process = await scene.evidence.redis_process()
+    async with scene.nobody_told_offline(user):
+        scene.say("one job runs, one is queued behind it; stopping Redis")
+        await scene.target.redis.stop()
+        await _expect_closed_door(scene, user)
+        late = scene.submit(user, "work", "while-away")
+        await scene.noted(running, lambda noted: noted.ended > 0, "ended")
+        scene.say("the tool has ended meanwhile; starting Redis")
+        await scene.target.redis.start()
+        back_at = time.monotonic()
+        answers = await asyncio.gather(running.caller, behind.caller, late.caller)
+        last_at = max(answer.at for answer in answers)
+        scene.say(f"all three are answered {last_at - back_at:.2f} s after Redis was back")
+        scene.recovered("Redis restarted", back_at, last_at, within_s=RECOVERS_WITHIN_S)
+
+        async def is_another() -> bool:
+            return await scene.evidence.redis_process() != process
+
+        await scene.eventually("another process of Redis", is_another)
+        for job in (running, behind, late):
+            await scene.expect(job, "completed", executions=1, deliveries=1, attempts=1)
+
+
+async def redis_flush(scene: Scene) -> None:
+    """Redis loses everything with one job running and one queued behind it."""
+    machine = await scene.new_machine()
+    user = machine.user
+    running = scene.submit(user, "work", "running", seconds=0.5)
+    await scene.began(running)
+    behind = scene.submit(user, "work", "behind")
+
+    async def is_queued() -> bool:
+        return (await scene.evidence.left(user)).entries == 2
+
+    await scene.eventually("both jobs are in Redis", is_queued)
+    born = await scene.evidence.born()
+    async with scene.nobody_told_offline(user):
+        scene.say("one job runs, one is queued behind it; flushing Redis")
+        cut_at = time.monotonic()
+        await scene.target.redis.flush()
+
+        async def is_asserted() -> bool:
+            return bool(await scene.evidence.presence(user))
+
+        await scene.eventually("presence is asserted again", is_asserted)
+        scene.say(f"presence is back after {time.monotonic() - cut_at:.2f} s")
+        scene.check("a new bridge:born", True, await scene.evidence.born() not in ("", born))
+        answers = await asyncio.gather(running.caller, behind.caller)
+        last_at = max(answer.at for answer in answers)
+        scene.say(f"both jobs are answered {last_at - cut_at:.2f} s after the flush")
+        scene.recovered("Redis flushed", cut_at, last_at, within_s=RECOVERS_WITHIN_S)
+        for job in (running, behind):
+            await scene.expect(job, "completed", executions=1, deliveries=1, attempts=1)
+
+
+async def postgres_restart(scene: Scene) -> None:
+    """Postgres goes away while a tool runs, so that its outcome cannot be made durable, and comes back."""
+    machine = await scene.new_machine()
+    user = machine.user
+    running = scene.submit(user, "work", "running", seconds=0.5)
+    await scene.began(running)
+    worker = await scene.holder(user)
+    before = await scene.evidence.presence(user)
+    job = (await scene.record(running)).job
+    async with scene.nobody_told_offline(user):
+        scene.say("a tool runs; stopping Postgres")
+        await scene.target.postgres.stop()
+        async with asyncio.TaskGroup() as group:
+            # A gateway gives its store five seconds before it says no.
+            group.create_task(_expect_closed_door(scene, user))
+            await scene.noted(running, lambda noted: noted.ended > 0, "ended")
+            # Likewise a worker, before it tries again.
+            await scene.logged(worker, "outcome_waits", job=job)
+            scene.say(f"the tool has ended, its outcome waits in {worker.name}")
+        scene.check("the caller is told before it is durable", False, running.caller.done())
+        scene.say("no gateway takes a job; starting Postgres")
+        late = scene.submit(user, "work", "while-away")
+        await scene.target.postgres.start()
+        back_at = time.monotonic()
+        answers = await asyncio.gather(running.caller, late.caller)
+        last_at = max(answer.at for answer in answers)
+        scene.say(f"both jobs are answered {last_at - back_at:.2f} s after Postgres was back")
+        scene.recovered("Postgres restarted", back_at, last_at, within_s=RECOVERS_WITHIN_S)
+        for asked in (running, late):
+            await scene.expect(asked, "completed", executions=1, deliveries=1, attempts=1)
+        now = await scene.evidence.presence(user)
+        scene.check("the machine's session", before["session"], now["session"])
+
+
+async def _is_durable(scene: Scene, user: str, key: str) -> bool:
+    return any(row.key == key for row in await scene.evidence.records(user))
+
+
+async def _expect_closed_door(scene: Scene, user: str) -> None:
+    body = {"name": "look", "args": {"mark": "refused"}}
+    gateways = list(scene.target.gateways)
+    answers = await asyncio.gather(*(scene.caller.ask_once(user, body, "refused", at=n) for n in range(len(gateways))))
+    for gateway, answer in zip(gateways, answers, strict=True):
+        scene.check(f"{gateway.name}: a new job", ("503 store-unavailable",), answer.refusals)

@@ -1,0 +1,172 @@
+"""The target of a drill: an installation whose parts can be cut, whatever runs them.
+
+Owns:     the words in which drills speak of an installation. There are no pids, paths or containers among them, so a
+          scenario runs unchanged on processes of this machine, Compose or Kubernetes.
+Used by:  the scenarios; `local` is the adapter for processes of this machine.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Literal, NamedTuple, Protocol
+
+Role = Literal["gateway", "worker"]
+
+
+class DrillFailed(Exception):
+    """The installation did not do what had to happen for the drill to go on; `str()` says what."""
+
+
+class Executions(NamedTuple):
+    """How often a job's tool began and came to its end, by the tool's own notes."""
+
+    began: int = 0
+    ended: int = 0
+
+
+class Replica(Protocol):
+    """One gateway or worker."""
+
+    @property
+    def name(self) -> str:
+        """For people."""
+
+    async def is_running(self) -> bool:
+        """Whether its process is there; a frozen one is."""
+
+    async def start(self) -> None:
+        """Start it again; returns when it is ready."""
+
+    async def kill(self) -> None:
+        """SIGKILL it, frozen or not; returns when it is gone. Raises: DrillFailed: something else ended it first."""
+
+    async def term(self) -> int:
+        """SIGTERM it and wait until it has left; returns its exit code."""
+
+    async def freeze(self) -> None:
+        """SIGSTOP it: its sockets stand and nobody answers there. New sockets are no longer led to it."""
+
+    async def thaw(self) -> None:
+        """Let it go on, as if nothing had been."""
+
+    async def logs(self) -> str:
+        """What it has logged since its last start, JSON lines."""
+
+
+class Gateway(Replica, Protocol):
+    """One gateway."""
+
+    @property
+    def url(self) -> str:
+        """Base URL of its API."""
+
+
+class Store(Protocol):
+    """PostgreSQL, or Redis."""
+
+    async def stop(self) -> None:
+        """Shut it down in order: connections break, new ones are refused."""
+
+    async def start(self) -> None:
+        """Start it on the data it had; returns when it answers."""
+
+
+class RedisStore(Store, Protocol):
+    """Redis."""
+
+    async def flush(self) -> None:
+        """Lose everything in it."""
+
+
+class Machine(Protocol):
+    """One user's sidecar, with the network between it and the workers."""
+
+    @property
+    def name(self) -> str:
+        """For people."""
+
+    @property
+    def user(self) -> str:
+        """Whose it is."""
+
+    async def is_running(self) -> bool:
+        """Whether its process is there; a frozen one is."""
+
+    async def start(self, *, connected: bool = True) -> None:
+        """Start it again on its journal; waits, if `connected`, until a worker has welcomed it."""
+
+    async def stop(self) -> None:
+        """Let it say goodbye and leave."""
+
+    async def kill(self) -> None:
+        """SIGKILL it; returns when it is gone."""
+
+    async def killed(self, *, within_s: float) -> None:
+        """Wait until SIGKILL has ended it, whoever sent that. Raises: DrillFailed."""
+
+    async def freeze(self) -> None:
+        """Close the lid: SIGSTOP."""
+
+    async def thaw(self) -> None:
+        """Open the lid."""
+
+    async def cut(self) -> None:
+        """Reset its socket; it can connect again at once."""
+
+    async def unplug(self) -> None:
+        """Reset its socket, and let it reach nobody until `plug`."""
+
+    async def plug(self) -> None:
+        """Bring its network back."""
+
+    async def logs(self) -> str:
+        """What it has logged over all its starts, JSON lines."""
+
+
+class Target(Protocol):
+    """A whole installation, healthy when a drill begins."""
+
+    @property
+    def heartbeat_s(self) -> float:
+        """How often presence is refreshed; every presence time is a multiple of it."""
+
+    @property
+    def gateways(self) -> Sequence[Gateway]:
+        """Those that serve, two or more; the same object always, with what serves now."""
+
+    @property
+    def workers(self) -> Sequence[Replica]:
+        """Likewise."""
+
+    @property
+    def postgres(self) -> Store:
+        """PostgreSQL."""
+
+    @property
+    def redis(self) -> RedisStore:
+        """Redis."""
+
+    @property
+    def api_key(self) -> str:
+        """A key for every user's jobs."""
+
+    @property
+    def postgres_url(self) -> str:
+        """Around everything that can be cut, for whoever counts."""
+
+    @property
+    def redis_url(self) -> str:
+        """Likewise."""
+
+    async def scale(self, role: Role, replicas: int) -> None:
+        """Run so many gateways or workers: new ones are ready, superfluous ones have left, when it returns."""
+
+    async def add_machine(self, user: str, *, connected: bool = True) -> Machine:
+        """Start a further machine of a user, with the tools of `harness.drills.tools` and a journal of its own."""
+
+    async def remove_machine(self, machine: Machine) -> None:
+        """End a machine for good, in whatever state it is."""
+
+    async def executions(self, user: str) -> Mapping[str, Executions]:
+        """What the tools on all of a user's machines have noted, by the job's mark."""
+
+    async def heal(self) -> None:
+        """Thaw what is frozen and start what is not running: a drill that failed half way must not fail the next."""

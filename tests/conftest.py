@@ -1,7 +1,8 @@
 """Stores for tests: real servers once per session, and for each test a database of its own.
 
 The servers are those of `harness.servers`: from `DATABASE_URL` and `REDIS_URL`, containers, or embedded. A Redis given
-by URL is used up to database 15, and what is in there is deleted.
+by URL is used up to database 15 by each process that runs tests side by side (`pytest -n`: 31 by the second, and so
+on), and what is in there is deleted.
 """
 
 import contextlib
@@ -15,6 +16,7 @@ import psycopg
 import pytest
 import redis.asyncio
 from psycopg import sql
+from support import redis_database
 
 from common.store.postgres import migrate
 from harness.runner import temporary_directory
@@ -57,7 +59,7 @@ async def postgres_url(servers: Servers, migrated_template: str) -> AsyncIterato
 @pytest.fixture
 async def redis_url(servers: Servers) -> str:
     """An empty Redis database, of this test alone."""
-    url = urlunsplit(urlsplit(servers.redis_url)._replace(path=f"/{next(_redis_numbers)}"))
+    url = redis_database(servers.redis_url, next(_redis_numbers))
     async with redis.asyncio.Redis.from_url(url) as client:
         await client.flushdb()
     return url

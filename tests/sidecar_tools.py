@@ -87,4 +87,18 @@ async def click_confirmed(button: str) -> str:
     return f"clicked {button}"
 
 
-ALL = [click, look, click_plain, stubborn, give, click_confirmed]
+async def ask_nobody(name: str, args: dict[str, Any]) -> bool:
+    """The confirm hook of `click_unanswered`: the user is at lunch."""
+    _note(f"asked {name} {args['button']}")
+    await asyncio.Event().wait()
+    return True
+
+
+@tool(confirm=ask_nobody)
+async def click_unanswered(button: str) -> str:
+    """Asks, and never hears."""
+    _note(f"click {button}")
+    return f"clicked {button}"
+
+
+ALL = [click, look, click_plain, stubborn, give, click_confirmed, click_unanswered]

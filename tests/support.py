@@ -2,9 +2,11 @@
 
 import asyncio
 import inspect
+import os
 import time
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
+from urllib.parse import urlsplit, urlunsplit
 
 T = TypeVar("T")
 
@@ -32,3 +34,10 @@ async def eventually(condition: Callable[[], T | Awaitable[T]], within_s: float 
         if time.monotonic() > deadline:
             raise AssertionError(f"not within {within_s:g} s; last: {seen!r}")
         await asyncio.sleep(POLL_EVERY_S)
+
+
+def redis_database(url: str, number: int) -> str:
+    """The URL of a database of this test process: embedded servers are its own, one given by URL is shared."""
+    process = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+    shared_with_others = 16 * process if os.environ.get("REDIS_URL") else 0
+    return urlunsplit(urlsplit(url)._replace(path=f"/{number + shared_with_others}"))

@@ -123,13 +123,25 @@ class Pump:
             except StoreUnavailable as error:
                 logger.warning("control_read_failed", reason=str(error))
                 await asyncio.sleep(backoff.next_s())
+                await self._look_at_birth()
                 continue
             backoff.reset()
+            if not notes:
+                await self._look_at_birth()
             for note in notes:
                 try:
                     self._heed(note)
                 except (KeyError, ValueError):
                     logger.exception("note_unreadable")
+
+    async def _look_at_birth(self) -> None:
+        """After a broken or a quiet read: did Redis lose everything? Then no session waits for its heartbeat."""
+        try:
+            (born,) = await self._redis.send_many([("GET", keys.BORN)])
+        except StoreUnavailable:
+            return
+        if self._born is not None and born != self._born.encode():
+            self._again(self.sessions)
 
     def _heed(self, note: Note) -> None:
         fields = note.fields

@@ -3,11 +3,11 @@
 import contextlib
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
-from urllib.parse import urlsplit, urlunsplit
 
 import pytest
 import redis.asyncio
 from bridge import Bridge, open_bridge
+from support import redis_database
 
 from common.ids import new_id
 from common.store.jobs import Jobs
@@ -85,7 +85,7 @@ async def _bridge(
     heartbeat_s: float = 10,
     env: Mapping[str, str] | None = None,
 ) -> AsyncIterator[Bridge]:
-    redis_url = urlunsplit(urlsplit(servers.redis_url)._replace(path="/15" if env is None else "/14"))
+    redis_url = redis_database(servers.redis_url, 15 if env is None else 14)
     async with redis.asyncio.Redis.from_url(redis_url) as client:
         await client.flushdb()
     async with open_bridge(

@@ -268,6 +268,16 @@ async def test_stop_leaves_a_long_job_which_is_then_unknown(hub: Hub, start: Sta
     assert executions.read_text() == "click_plain\n"
 
 
+async def test_stop_does_not_wait_for_a_coroutine_that_ignores_its_cancel(hub: Hub, start: Start) -> None:
+    sidecar = start(stop_budget_s=0.2)
+    session = await hub.session()
+    await session.deliver("stubborn", {"seconds": 9}, hinted=True)
+    assert (await session.status()).busy
+    began = time.monotonic()
+    await sidecar.ended()
+    assert time.monotonic() - began < 6
+
+
 @pytest.mark.parametrize(
     "url", ["http://host", "ws://example.com", "wss://", "wss://user:pw@host", "wss://host?x=1", ""]
 )

@@ -434,6 +434,45 @@ async def test_the_users_no_is_an_answer_and_leaves_no_row(hub: Hub, sidecar: Si
     assert value(await session.run("click_confirmed", {"button": "allowed"}, job="job-2")) == "clicked allowed"
 
 
+@pytest.mark.parametrize("end", ["cancelled", "deadline", "socket"])
+async def test_a_question_that_nobody_answers_ends_with_its_job(
+    hub: Hub, sidecar: Sidecar, executions: Path, end: str
+) -> None:
+    """The job is not running, so what waits behind it moves when it is cancelled, late, or its socket is gone."""
+    session = await hub.session()
+    asked = await session.deliver("click_unanswered", {"button": "x"}, deadline_s=1 if end == "deadline" else 60)
+    await eventually(executions.read_text)
+    behind = await session.deliver("look", {"at": "behind"}, job="behind", hinted=True)
+    status = await session.status()
+    assert (status.busy, status.queue) == (False, 2)
+    if end == "socket":
+        await session.drop()
+        session = await hub.session(2)
+        assert session.hello.running == []
+        behind = await session.deliver("look", {"at": "behind"}, job="behind", hinted=True)
+    elif end == "cancelled":
+        await session.send(frames.JobCancel(asked))
+        result = await session.result(frame=asked)
+        assert (result.outcome, code(result)) == ("failed", "cancelled")
+    else:
+        assert code(await session.result(frame=asked)) == "not-confirmed"
+    assert value(await session.result(frame=behind)) == "saw behind"
+    assert (await session.status()).queue == 0
+    assert executions.read_text() == "asked click_unanswered x\nlook behind\n"
+
+
+async def test_cancelled_in_the_instant_of_its_delivery_it_does_not_run(
+    hub: Hub, sidecar: Sidecar, executions: Path
+) -> None:
+    """Both frames arrive together, before the job's first step."""
+    session = await hub.session()
+    for number in range(20):
+        frame = await session.deliver("look", {"at": "x", "seconds": 20}, job=f"job-{number}", hinted=True)
+        await session.send(frames.JobCancel(frame))
+        result = await session.result(frame=frame, within_s=5)
+        assert (result.outcome, code(result)) == ("failed", "cancelled")
+
+
 async def test_frames_out_of_order_hurt_nobody(hub: Hub, sidecar: Sidecar) -> None:
     session = await hub.session()
     welcome = frames.Welcome("other", 9, 10, 1, 0.0, "eve")

@@ -148,6 +148,22 @@ async def cut(servers: Servers, state_directory: Path, postgres_url: str, redis_
         yield Cut(bridge, *proxies)
 
 
+async def test_what_was_gathered_is_acknowledged_before_a_machine_is_sent_elsewhere(
+    state_directory: Path, postgres_url: str, redis_url: str, user: UserId
+) -> None:
+    """The next heartbeat is ten seconds away, and this session does not live to see it."""
+    directory = state_directory / f"bridge-{new_id()}"
+    async with open_bridge(directory, postgres_url=postgres_url, redis_url=redis_url) as bridge:
+        peer = await bridge.machine(user)
+        record = await bridge.submit(user)
+        await peer.answer(await peer.next(frames.Job))
+        await bridge.ended(record.job)
+        await eventually(lambda: _entries(bridge, user, 0))
+        bridge.worker.term()
+        await peer.next(frames.Draining)
+        assert peer.acknowledged() == [record.job]
+
+
 async def test_sigterm_sends_machines_elsewhere_in_waves(cut: Cut) -> None:
     """Draining, then 1012; handshakes are refused meanwhile; results still count; the process ends with 0."""
     bridge = cut.bridge

@@ -7,9 +7,12 @@ from bridge import Bridge, Peer
 from job_stores import accepted, new_user
 from support import eventually
 
-from common.ids import UserId, new_id
+from common.ids import UserId
 from common.store.requests import Record
 from towline.wire import frames
+
+# A well-formed id that no frame and no job has.
+NOBODYS = "01a2296d-eb11-73b1-bd02-58d2eb233670"
 
 
 @pytest.fixture
@@ -151,7 +154,7 @@ async def test_an_outcome_for_another_users_job_is_ignored(brisk_bridge: Bridge,
 
 @pytest.mark.parametrize(
     "said",
-    ['"id":"nonsense"', f'"id":"{new_id()}"', f'"job":"{new_id()}"', '"job":"nonsense"', '"job":"\\u0000"', '"id":""'],
+    [f'"id":"{NOBODYS}"', f'"job":"{NOBODYS}"', '"id":"nonsense"', '"job":"nonsense"', '"job":"\\u0000"', '"id":""'],
 )
 async def test_a_result_of_nothing_is_ignored(brisk_bridge: Bridge, user: UserId, said: str) -> None:
     """Unknown frames and jobs, and ids that are none; the session goes on."""

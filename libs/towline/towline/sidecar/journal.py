@@ -10,9 +10,9 @@ Only jobs that are not hinted come here; a row therefore always was, and stays, 
 What the server has acknowledged keeps its row without the outcome until no job of its age can be delivered any more:
 jobs need not end in the order in which they were accepted, so a horizon raised sooner could refuse one that never ran.
 
-The id is bound to the operating system's machine id, the host name and the file itself, by its inode. Opened elsewhere the
-journal takes a new id, and the server then sends it nothing that the old one may have begun. (Older content put back
-into the same file is not noticed, nor is an image of the whole disk.)
+The id is bound to the operating system's machine id, the host name and the file itself, by its inode. Opened elsewhere
+the journal takes a new id, and the server then sends it nothing that the old one may have begun. (Older content put
+back into the same file is not noticed, nor is an image of the whole disk.)
 """
 
 import asyncio

@@ -1,0 +1,32 @@
+"""Every drill of `towline drill`, once, on one installation of this machine.
+
+The scenarios are in `harness.drills`; what they promise is design law: each makes its cut, proves that it happened, and
+counts executions, deliveries, terminals and what is left behind.
+"""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from harness.drills.catalogue import DRILLS
+from harness.drills.local import LocalTarget, open_target
+from harness.drills.play import play
+
+# Short, for every presence time is a multiple of it; longer than what a busy machine may take to start a process.
+HEARTBEAT_S = 1.0
+
+
+@pytest.fixture(scope="module")
+async def target(state_directory: Path) -> AsyncIterator[LocalTarget]:
+    """Two gateways, two workers, and stores of their own, which are restarted and flushed."""
+    async with open_target(state_directory / "drills", heartbeat_s=HEARTBEAT_S) as target:
+        yield target
+
+
+@pytest.mark.parametrize("name", DRILLS)
+async def test_drill_finds_no_violation(name: str, target: LocalTarget) -> None:
+    """The timeline is printed; a violation names what was expected and what was measured."""
+    report = await play(name, target, print)
+    assert report.checks
+    assert not report.violations

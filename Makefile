@@ -9,7 +9,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help demo up test check bench soak lock
+.PHONY: help demo up test check bench soak models lock
 
 help:
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-7s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -22,7 +22,7 @@ up: $(INSTALLED) ## Run the whole product on this machine until Ctrl-C
 
 test: check ## Everything that a change must pass: the checks, then every test
 	@echo '== pytest'
-	@$(BIN)/python -m pytest
+	@$(BIN)/python -m pytest -n 4 --dist loadfile
 
 check: $(INSTALLED) ## Only what needs no process: lint, format, types, who imports whom
 	@echo '== ruff check'
@@ -39,6 +39,9 @@ bench: $(INSTALLED) ## Measure jobs beside simpler systems in the same run
 
 soak: $(INSTALLED) ## Random load and faults, checked against the promises: make soak MINUTES=10 SEED=7
 	@$(BIN)/towline soak $(if $(MINUTES),--minutes $(MINUTES)) $(if $(SEED),--seed $(SEED))
+
+models: ## Explore the protocol models to their end: the better part of an hour, up to 12 GB, needs g++
+	@docs/protocol/models/run.sh
 
 lock: ## Pin the dependencies anew after a change of pyproject.toml (scripts/lock --upgrade: newest releases)
 	@PYTHON='$(PYTHON)' scripts/lock

@@ -14,7 +14,9 @@ from pathlib import Path
 
 import pytest
 
-MODELS = Path(__file__).parents[2] / "docs" / "protocol" / "models"
+TESTS = Path(__file__).parents[1]
+PROTOCOL = TESTS.parent / "docs" / "protocol"
+MODELS = PROTOCOL / "models"
 NAMES = sorted(path.stem for path in MODELS.glob("*.cpp"))
 # Some twenty seconds on two cores, half of it the compiler's.
 STATES_MAX = 400_000
@@ -25,7 +27,7 @@ LINE = re.compile(
 
 Played = subprocess.CompletedProcess[str]
 
-pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="the models need g++")
+needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="the models need g++")
 
 
 def play(source: Path, directory: Path) -> Played:
@@ -48,6 +50,7 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, "Futu
         yield {name: pool.submit(play, MODELS / f"{name}.cpp", directory) for name in NAMES}
 
 
+@needs_compiler
 @pytest.mark.parametrize("name", NAMES)
 def test_the_rules_hold_and_each_is_needed(name: str, played: dict[str, "Future[Played]"]) -> None:
     """A variant called X-… has a rule taken away, and must break; every other one must hold."""
@@ -60,6 +63,7 @@ def test_the_rules_hold_and_each_is_needed(name: str, played: dict[str, "Future[
     assert result.returncode == 0, result.stderr
 
 
+@needs_compiler
 @pytest.mark.parametrize(
     ("model", "rule", "without_it", "variant"),
     [
@@ -74,7 +78,7 @@ def test_a_model_that_lost_a_rule_is_noticed(
 ) -> None:
     """Taken out of the model itself, a rule takes its variants with it, and the model ends with 1."""
     changed = 0
-    for source in MODELS.glob(f"{model}.*"):
+    for source in MODELS.glob(f"{model}*"):
         text = source.read_text()
         changed += text.count(rule)
         (tmp_path / source.name).write_text(text.replace(rule, without_it))
@@ -83,3 +87,24 @@ def test_a_model_that_lost_a_rule_is_noticed(
     assert result.returncode == 1
     unexpected = {line["variant"] for line in LINE.finditer(result.stdout) if line["as"] == "UNEXPECTED"}
     assert variant in unexpected, result.stdout
+
+
+def test_the_tests_that_the_rules_name_are_there() -> None:
+    """`file.py::test`, and `::test` for a further one of the same file."""
+    names = re.findall(r"`(\w+\.py)?::(\w+)`", (PROTOCOL / "rules.md").read_text())
+    assert len(names) > 50
+    sources = {path.name: path.read_text() for path in TESTS.rglob("test_*.py")}
+    file = ""
+    for named, test in names:
+        file = named or file
+        assert f"def {test}(" in sources[file], f"{file}::{test}"
+
+
+def test_the_variants_that_the_documents_name_are_there() -> None:
+    """`X-…`, with or without its model before it."""
+    variants = {name for path in MODELS.glob("*.cpp") for name in re.findall(r'\{"([^"]+)", ', path.read_text())}
+    for document in ("rules.md", "findings.md", "README.md"):
+        named = re.findall(r"`(?:\w+ )?(X-[\w-]+)`", (PROTOCOL / document).read_text())
+        assert set(named) <= variants, document
+    in_rules = set(re.findall(r"`(X-[\w-]+)`", (PROTOCOL / "rules.md").read_text()))
+    assert len(in_rules) > 40

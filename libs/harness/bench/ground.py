@@ -60,11 +60,11 @@ class Ground:
     servers: Servers
     store_pids: Mapping[str, int] = field(default_factory=dict)
 
-    def process(self, name: str, *words: str) -> Process:
+    def process(self, name: str, *words: str, python: str = sys.executable) -> Process:
         """Describe `python -m WORDS...`, with the stores' URLs in its environment."""
         env = inherited_environment()
         env |= {"DATABASE_URL": self.servers.postgres_url, "REDIS_URL": self.servers.redis_url}
-        return Process(name, [sys.executable, "-m", *words], directory=self.directory, env=env)
+        return Process(name, [python, "-m", *words], directory=self.directory, env=env)
 
     def write_plan(self, name: str, plan: Any) -> Path:
         """Write a plan as JSON that nobody else can read: it may hold a credential. Who reads it removes it."""
@@ -74,18 +74,21 @@ class Ground:
             file.write(msgspec.json.encode(plan))
         return path
 
-    async def measure(self, words: Sequence[str], plan: Any, *, pids: Mapping[str, int]) -> Sample:
+    async def measure(
+        self, words: Sequence[str], plan: Any, *, pids: Mapping[str, int], python: str = sys.executable
+    ) -> Sample:
         """Run a driver: a program that takes a plan's and a result's path and writes `Measured`.
 
         Args:
             words: module and first arguments of the driver.
             pids: whom to account, by name.
+            python: what runs the driver, where it needs another environment.
 
         Raises:
             BenchFailed: the driver failed.
         """
         plan_path, result_path = self.write_plan("plan", plan), self.directory / "measured.json"
-        driver = self.process("driver", *words, str(plan_path), str(result_path))
+        driver = self.process("driver", *words, str(plan_path), str(result_path), python=python)
         before, stores_before = cpu_seconds(pids), cpu_seconds(self.store_pids)
         await driver.start()
         try:

@@ -40,7 +40,7 @@ bench: $(INSTALLED) ## Measure jobs beside simpler systems in the same run
 soak: $(INSTALLED) ## Random load and faults, checked against the promises: make soak MINUTES=10 SEED=7
 	@$(BIN)/towline soak $(if $(MINUTES),--minutes $(MINUTES)) $(if $(SEED),--seed $(SEED))
 
-models: ## Explore the protocol models to their end: the better part of an hour, up to 12 GB, needs g++
+models: ## Explore the protocol models to their end: about half an hour, up to 12 GB, needs g++
 	@docs/protocol/models/run.sh
 
 lock: ## Pin the dependencies anew after a change of pyproject.toml (scripts/lock --upgrade: newest releases)

@@ -89,7 +89,8 @@ async def _load(stack: Stack, prefix: str, name: str, jobs: int) -> None:
         key_prefix=f"{prefix}-",
         in_flight=IN_FLIGHT,
         requests=jobs,
-        within_s=120,
+        seconds=120,
+        within_s=130,
         expects='"state":"completed"',
     )
     load = Load(plan)

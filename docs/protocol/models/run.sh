@@ -4,7 +4,7 @@
 #
 #   run.sh [--states-max N] [MODEL...]     all models, or these; only variants that take at most N states
 #
-# Needs: g++ 9 or newer. All variants together take most of an hour and up to 12 GB; those up to 400 000 states half a
+# Needs: g++ 9 or newer. All variants together take about half an hour and up to 12 GB; those up to 400 000 states half a
 # minute. One variant with its trace: build a model as below, and run `MODEL NAME`.
 set -euo pipefail
 cd "$(dirname "$0")"

@@ -18,6 +18,8 @@ DRILLS: Final[dict[str, Scenario]] = {
     "redis-restart": stores.redis_restart,
     "redis-flush": stores.redis_flush,
     "postgres-restart": stores.postgres_restart,
+    "redis-freeze": stores.redis_freeze,
+    "postgres-freeze": stores.postgres_freeze,
     "rolling-workers": rolling.rolling_workers,
     "rolling-gateways": rolling.rolling_gateways,
     "laptop-sleep": machines.laptop_sleep,

@@ -17,11 +17,12 @@ from harness.drills.scene import Scene
 from harness.drills.target import DrillFailed, Target
 
 
-async def play(name: str, target: Target, tell: Callable[[str], None]) -> Report:
+async def play(name: str, target: Target, tell: Callable[[str], None], *, patience: float = 1.0) -> Report:
     """Play one drill once, with users that nobody has seen before; the target is healthy again when it returns.
 
     Args:
         tell: takes the lines of the timeline.
+        patience: times every limit of time.
 
     Raises:
         DrillFailed: the target could not be made healthy again.
@@ -31,7 +32,7 @@ async def play(name: str, target: Target, tell: Callable[[str], None]) -> Report
     caller = Caller(target.api_key, target.gateways)
     async with open_redis(target.redis_url) as redis:
         evidence = Evidence(target.postgres_url, redis)
-        scene = Scene(target, caller, evidence, report, run=new_id()[-8:], tell=tell)
+        scene = Scene(target, caller, evidence, report, run=new_id()[-8:], tell=tell, patience=patience)
         try:
             await DRILLS[name](scene)
             await scene.expect_health()

@@ -1,12 +1,20 @@
-"""Drills of the stores: Redis restarted, Redis losing everything, Postgres restarted; each with a job under way."""
+"""Drills of the stores: restarted, losing everything, and standing still, each with jobs under way."""
 
 import asyncio
 import time
 
+from harness.drills.load import expect_load_done, steady_load
 from harness.drills.scene import Scene
+from harness.drills.target import Store
 
 # Every loop is back at work so long after its store is.
 RECOVERS_WITHIN_S = 10.0
+
+# Enough that every process is in the middle of something when a store stops answering.
+LOAD_USERS = 5
+LOAD_JOBS_PER_S = 10
+# The load goes on so long before a store stands still and after it has gone on.
+QUIET_S = 0.5
 
 
 async def redis_restart(scene: Scene) -> None:
@@ -104,6 +112,38 @@ async def postgres_restart(scene: Scene) -> None:
             await scene.expect(asked, "completed", executions=1, deliveries=1, attempts=1)
         now = await scene.evidence.presence(user)
         scene.check("the machine's session", before["session"], now["session"])
+
+
+async def redis_freeze(scene: Scene) -> None:
+    """Redis stands still under load (SIGSTOP): no connection breaks, nothing is answered; then it goes on."""
+    await _stands_still(scene, "Redis", scene.target.redis)
+
+
+async def postgres_freeze(scene: Scene) -> None:
+    """Postgres stands still under load (SIGSTOP): no connection breaks, nothing is answered; then it goes on."""
+    await _stands_still(scene, "Postgres", scene.target.postgres)
+
+
+async def _stands_still(scene: Scene, name: str, store: Store) -> None:
+    users = [machine.user for machine in await scene.new_machines(LOAD_USERS)]
+    scene.say(f"{LOAD_USERS} users' machines are connected; {LOAD_JOBS_PER_S} jobs a second from now on")
+    async with scene.nobody_told_offline(users[0]):
+        async with steady_load(scene, users, jobs_per_s=LOAD_JOBS_PER_S) as jobs:
+            await asyncio.sleep(QUIET_S)
+            scene.say(f"freezing {name} (SIGSTOP)")
+            cut_at = time.monotonic()
+            await store.freeze()
+            await _expect_closed_door(scene, users[0])
+            scene.say(f"no gateway takes a job, {time.monotonic() - cut_at:.1f} s after the freeze; {name} goes on")
+            met = [job for job in jobs if not job.caller.done()]
+            back_at = time.monotonic()
+            await store.thaw()
+            await asyncio.sleep(QUIET_S)
+        last_at = max(job.caller.result().at for job in met)
+        scene.say(f"the {len(met)} jobs that it met are answered {last_at - back_at:.2f} s after {name} went on")
+        scene.recovered(f"{name} stood still", back_at, last_at, within_s=RECOVERS_WITHIN_S)
+        refusals = await expect_load_done(scene, users, jobs)
+        scene.check("refusals", {"503 store-unavailable"}, set(refusals))
 
 
 async def _is_durable(scene: Scene, user: str, key: str) -> bool:

@@ -8,7 +8,7 @@ Used by:  the scenarios; `local` is the adapter for processes of this machine.
 from collections.abc import Mapping, Sequence
 from typing import Literal, NamedTuple, Protocol
 
-Role = Literal["gateway", "worker"]
+Role = Literal["gateway", "worker", "relay"]
 
 
 class DrillFailed(Exception):
@@ -23,7 +23,7 @@ class Executions(NamedTuple):
 
 
 class Replica(Protocol):
-    """One gateway or worker."""
+    """One gateway, worker or relay."""
 
     @property
     def name(self) -> str:
@@ -67,6 +67,12 @@ class Store(Protocol):
 
     async def start(self) -> None:
         """Start it on the data it had; returns when it answers."""
+
+    async def freeze(self) -> None:
+        """SIGSTOP it: connections stand, new ones are taken by the operating system, nothing is answered."""
+
+    async def thaw(self) -> None:
+        """Let it go on, as if nothing had been."""
 
 
 class RedisStore(Store, Protocol):
@@ -137,6 +143,10 @@ class Target(Protocol):
         """Likewise."""
 
     @property
+    def relays(self) -> Sequence[Replica]:
+        """Likewise."""
+
+    @property
     def postgres(self) -> Store:
         """PostgreSQL."""
 
@@ -157,7 +167,7 @@ class Target(Protocol):
         """Likewise."""
 
     async def scale(self, role: Role, replicas: int) -> None:
-        """Run so many gateways or workers: new ones are ready, superfluous ones have left, when it returns."""
+        """Run so many replicas of a role: new ones are ready, superfluous ones have left, when it returns."""
 
     async def add_machine(self, user: str, *, connected: bool = True) -> Machine:
         """Start a further machine of a user, with the tools of `harness.drills.tools` and a journal of its own."""

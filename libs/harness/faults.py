@@ -41,11 +41,9 @@ class TcpProxy:
 
     def __init__(self, url: str) -> None:
         """Stand in front of the server that `url` names; the URL needs a host and a port."""
-        parts = urlsplit(url)
-        if not (parts.hostname and parts.port):
-            raise ValueError("a proxy needs a URL with host and port")
         self._target_url = url
-        self._target = (parts.hostname, parts.port)
+        self._target = ("", 0)
+        self.lead_to(url)
         self.port = free_port()
         self.accepted = 0
         self.delay_s: dict[Direction, float] = dict.fromkeys(DIRECTIONS, 0.0)
@@ -68,6 +66,13 @@ class TcpProxy:
     def connections(self) -> int:
         """How many connections are open."""
         return len(self._links)
+
+    def lead_to(self, url: str) -> None:
+        """Carry new connections to another server, as after a fail-over; open ones stay with the old one."""
+        parts = urlsplit(url)
+        if not (parts.hostname and parts.port):
+            raise ValueError("a proxy needs a URL with host and port")
+        self._target = (parts.hostname, parts.port)
 
     async def start(self) -> str:
         """Listen; return the URL that leads through the proxy."""

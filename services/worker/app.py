@@ -54,7 +54,7 @@ async def run(settings: WorkerSettings, lifecycle: Lifecycle, registry: Collecto
         tokens = Tokens(postgres)
         sweeper = Sweeper(requests, jobs, metrics)
         inbox = control_inbox(redis, worker)
-        pump = Pump(redis, inbox, tokens, keys.Timing(settings.heartbeat_s), metrics, reborn=sweeper.hurry)
+        pump = Pump(redis, inbox, tokens, keys.Timing(settings.heartbeat_s), metrics, sweep=sweeper.hurry)
         outcomes = Outcomes(requests, jobs, metrics, bytes_max=settings.outcomes_pending_bytes_max)
         sockets = Sockets(
             settings,

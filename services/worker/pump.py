@@ -43,7 +43,11 @@ class Owed(NamedTuple):
 
 
 class Pump:
-    """Knows this worker's sessions; see the module."""
+    """Knows this worker's sessions; see the module.
+
+    Args:
+        sweep: called when Redis has lost something, or may have.
+    """
 
     def __init__(
         self,
@@ -53,14 +57,14 @@ class Pump:
         timing: keys.Timing,
         metrics: WorkerMetrics,
         *,
-        reborn: Callable[[], None],
+        sweep: Callable[[], None],
     ) -> None:
         self._redis = redis
         self._inbox = inbox
         self._tokens = tokens
         self._timing = timing
         self._metrics = metrics
-        self._reborn = reborn
+        self._sweep = sweep
         self._sessions: dict[SessionId, Session] = {}
         self._of_user: dict[UserId, dict[SessionId, Session]] = {}
         self._owing: dict[SessionId, Session] = {}
@@ -123,7 +127,9 @@ class Pump:
             except StoreUnavailable as error:
                 logger.warning("control_read_failed", reason=str(error))
                 await asyncio.sleep(backoff.next_s())
-                await self._look_at_birth()
+                while not await self._look_at_birth():  # noqa: ASYNC110  (no event tells of another machine's state)
+                    await asyncio.sleep(backoff.next_s())
+                self._sweep()  # it may be a replica that answers now, without what was acknowledged last
                 continue
             backoff.reset()
             if not notes:
@@ -134,14 +140,18 @@ class Pump:
                 except (KeyError, ValueError):
                     logger.exception("note_unreadable")
 
-    async def _look_at_birth(self) -> None:
-        """After a broken or a quiet read: did Redis lose everything? Then no session waits for its heartbeat."""
+    async def _look_at_birth(self) -> bool:
+        """After a broken or a quiet read: did Redis lose everything? Then no session waits for its heartbeat.
+
+        False: it does not answer.
+        """
         try:
             (born,) = await self._redis.send_many([("GET", keys.BORN)])
         except StoreUnavailable:
-            return
+            return False
         if self._born is not None and born != self._born.encode():
             self._again(self.sessions)
+        return True
 
     def _heed(self, note: Note) -> None:
         fields = note.fields
@@ -241,7 +251,7 @@ class Pump:
         if self._born is not None and self._born != born:
             logger.warning("redis_lost", born=born)
             self._inbox.rewind()
-            self._reborn()
+            self._sweep()
             self._again(self.sessions)
         self._born = born
 

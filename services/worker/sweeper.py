@@ -1,7 +1,9 @@
 """The sweeper: what nobody else will finish. One in every worker, no leader: rows are taken with `skip locked`.
 
 Promises: a deadline ends its job within two seconds; an accepted job that Redis does not hold is put back (young ones
-          within seconds, all of them after a Redis loss and each minute); ended records go after their retention.
+          within seconds, all of them each minute and whenever Redis may have lost some); an ended job whose settle was
+          lost is settled at these times too, whether or not its machine comes back; ended records go after their
+          retention.
           Nothing here decides whether a job may run: the begin mark and the journal do.
 """
 
@@ -13,7 +15,7 @@ import structlog
 from common.errors import StoreUnavailable
 from common.ids import JobId
 from common.store.jobs import Jobs
-from common.store.requests import Requests
+from common.store.requests import End, Requests
 from worker.metrics import WorkerMetrics
 
 logger = structlog.get_logger(__name__)
@@ -23,6 +25,12 @@ SWEEP_EVERY_S = 2.0
 YOUNG_FROM_S = 2.0
 YOUNG_TO_S = 20.0
 ALL_EVERY_S = 60.0
+# Younger than this, whoever ended it is still about to settle it.
+ENDED_FROM_S = 2.0
+# Beyond the last such sweep: a fail-over brings back entries that were settled in the second before it.
+ENDED_OVERLAP_S = 30.0
+# Before the first sweep other workers may have died with what they had to settle.
+FIRST_LOOK_BACK_S = 600.0
 OLDEST_S = 2 * 24 * 3600.0
 PAGE = 500
 
@@ -37,20 +45,22 @@ class Sweeper:
         self._hurry = asyncio.Event()
 
     def hurry(self) -> None:
-        """Redis lost what it held: put everything back now."""
+        """Redis lost what it held, or some of it: put everything back now."""
         self._hurry.set()
 
     async def run(self) -> None:
         """Sweep until cancelled."""
-        all_at = time.monotonic() + ALL_EVERY_S
+        swept_at = time.monotonic() - FIRST_LOOK_BACK_S
         while True:
-            everything = self._hurry.is_set() or time.monotonic() >= all_at
+            now = time.monotonic()
+            everything = self._hurry.is_set() or now >= swept_at + ALL_EVERY_S
             try:
                 await self._expire()
                 await self._requeue(younger_than_s=OLDEST_S if everything else YOUNG_TO_S)
                 if everything:
                     self._hurry.clear()
-                    all_at = time.monotonic() + ALL_EVERY_S
+                    await self._settle_ended(younger_than_s=now - swept_at + ENDED_OVERLAP_S)
+                    swept_at = now
                     while await self._requests.prune(limit=PAGE) == PAGE:
                         pass
                 await self._measure()
@@ -87,6 +97,17 @@ class Sweeper:
                 self._metrics.redeliveries_total["requeued"].inc(missing)
                 logger.info("jobs_requeued", count=missing)
             after = records[-1].job
+
+    async def _settle_ended(self, *, younger_than_s: float) -> None:
+        after: End | None = None
+        while ends := await self._requests.ends(
+            older_than_s=ENDED_FROM_S, younger_than_s=younger_than_s, after=after, limit=PAGE
+        ):
+            after = ends[-1]
+            if unsettled := await self._jobs.unsettled(ends):
+                records = await self._requests.read(unsettled)
+                await asyncio.gather(*(self._jobs.settle(record) for record in records.values()))
+                logger.info("jobs_settled", count=len(records))
 
     async def _measure(self) -> None:
         depths = await self._requests.depths()

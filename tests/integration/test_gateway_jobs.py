@@ -93,7 +93,7 @@ async def test_unknown_tools_are_refused_only_of_a_machine_that_is_there(door: D
 async def test_a_lost_catalogue_is_looked_up_where_it_is_durable(door: Door) -> None:
     """After a Redis loss presence is back a heartbeat before the catalogue: nobody is told `unknown-tool` for that."""
     async with door.machine("catalogue") as machine, door.client() as client:
-        await door.redis.commands.delete("bridge:tools:catalogue")
+        await door.commands.delete("bridge:tools:catalogue")
         assert (await submit(client, "catalogue", "a", name="read")).status_code == 202
         assert (await submit(client, "catalogue", "b", name="write")).status_code == 202
         assert (await submit(client, "catalogue", "c", name="none")).status_code == 422
@@ -151,8 +151,8 @@ async def test_a_queued_job_is_cancelled_and_leaves_nothing_behind(door: Door) -
         assert (await call).json()["state"] == "cancelled"
         assert (await client.delete(f"/v1/jobs/{listed[0]['job']}")).status_code == 200
         assert (await submit(client, "cancel", "k")).json()["state"] == "cancelled"
-        assert await door.redis.commands.xlen("bridge:jobs:cancel") == 0
-        assert await door.redis.commands.hget("bridge:jobs_index:cancel", "bytes") in (None, b"0")
+        assert await door.commands.xlen("bridge:jobs:cancel") == 0
+        assert await door.commands.hget("bridge:jobs_index:cancel", "bytes") in (None, b"0")
         assert "cancel" not in [note["note"] for note in machine.notes]
 
 
@@ -209,7 +209,7 @@ async def test_a_wait_costs_the_stores_nothing_but_its_reply(door: Door) -> None
 
 async def _scripts(door: Door) -> int:
     """Scripts that Redis has run."""
-    stats = await door.redis.commands.info("commandstats")
+    stats = await door.commands.info("commandstats")
     return sum(stats.get(name, {"calls": 0})["calls"] for name in ("cmdstat_evalsha", "cmdstat_eval"))
 
 

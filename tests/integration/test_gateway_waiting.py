@@ -223,7 +223,7 @@ async def test_waiters_survive_a_loss_of_redis(door: Door, loss: str) -> None:
             call = waiting(client, user)
             job = await outstanding(machine)
             if loss == "everything":
-                await door.redis.commands.flushdb()
+                await door.commands.flushdb()
             proxy.cut()
             await machine.finish(job, {"result": 1})
             assert (await call).status_code == 200
@@ -243,7 +243,7 @@ async def test_waiters_survive_a_loss_of_redis(door: Door, loss: str) -> None:
 
 
 async def _replies_streams(door: Door) -> set[bytes]:
-    return set(await door.redis.commands.keys(f"{keys.REPLIES_PREFIX}*"))
+    return set(await door.commands.keys(f"{keys.REPLIES_PREFIX}*"))
 
 
 async def _waits(door: Door, callers: int) -> bool:

@@ -161,6 +161,28 @@ async def test_needle_across_two_packets_is_found(proxy: TcpProxy, redis_url: st
     writer.close()
 
 
+async def test_new_connections_go_where_it_leads_to(backend: Backends) -> None:
+    """As after a fail-over: the open ones stay where they are."""
+
+    async def ask(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bytes:
+        writer.write_eof()
+        answer = await reader.read()
+        writer.close()
+        return answer
+
+    old, new = await backend("old"), await backend("new")
+    proxy = TcpProxy(f"tcp://{old[0]}:{old[1]}")
+    await proxy.start()
+    try:
+        before = await asyncio.open_connection("127.0.0.1", proxy.port)
+        await eventually(lambda: proxy.connections == 1)
+        proxy.lead_to(f"tcp://{new[0]}:{new[1]}")
+        after = await asyncio.open_connection("127.0.0.1", proxy.port)
+        assert [await ask(*before), await ask(*after)] == [b"old:", b"new:"]
+    finally:
+        await proxy.stop()
+
+
 async def test_refusal_is_the_operating_systems(proxy: TcpProxy, client: redis.asyncio.Redis) -> None:
     """Connections that stand go on; new ones are refused until healed."""
     proxy.refuse()

@@ -2,18 +2,21 @@
 
 import asyncio
 import json
+from dataclasses import replace
 
 import pytest
 import redis.asyncio
 from job_stores import TIMING, WORKER, Holder, UserKeys, accepted, finished, names, new_user, queued
+from redis.exceptions import ResponseError
 
 from common.errors import StoreUnavailable
 from common.ids import GatewayId, JobId, UserId
 from common.store import keys
 from common.store.jobs import Jobs, terminal_text
 from common.store.presence import leave, state_of
-from common.store.redis import Redis
-from common.store.requests import Requests
+from common.store.redis import Redis, open_redis
+from common.store.requests import End, Requests
+from harness.faults import TcpProxy
 
 GATEWAY = GatewayId("gateway-1")
 
@@ -53,6 +56,7 @@ async def test_ask_tells_presence_tool_and_room(
         "since": "1000",
         "seen": "2000",
         "busy": "0",
+        "call": seen.presence["call"],
     }
     assert (seen.hint, seen.entries) == ("h", 1)
     assert seen.bytes > len(record.args)
@@ -113,6 +117,29 @@ async def test_what_has_ended_is_not_enqueued(jobs: Jobs, requests: Requests, us
     await jobs.settle(await finished(requests, record))
     assert not await jobs.enqueue(record, GATEWAY)
     assert await held.exist() == set()
+
+
+async def test_what_has_ended_and_was_not_settled_is_found(
+    jobs: Jobs, requests: Requests, user: UserId, redis_client: redis.asyncio.Redis
+) -> None:
+    """Paged in the order of their ends, which several jobs may share; settled and open ones are left out."""
+    other = new_user()
+    lost = [await queued(requests, jobs, user), await queued(requests, jobs, other), await queued(requests, jobs, user)]
+    settled = await queued(requests, jobs, user)
+    open_one = await queued(requests, jobs, user)
+    await asyncio.gather(*(finished(requests, record) for record in lost))
+    await jobs.settle(await finished(requests, settled))
+
+    ends: list[End] = []
+    while page := await requests.ends(older_than_s=0, younger_than_s=60, after=ends[-1] if ends else None, limit=2):
+        ends += page
+    ours = [end for end in ends if end.user in (user, other)]
+    assert sorted(end.job for end in ours) == sorted(record.job for record in (*lost, settled))
+    assert ours == sorted(ours, key=lambda end: (end.ended_at, end.job))
+    assert sorted(await jobs.unsettled(ours)) == sorted(record.job for record in lost)
+    assert open_one.job not in {end.job for end in ends}
+    assert await requests.ends(older_than_s=60, younger_than_s=3600, after=None, limit=1) == []
+    assert await jobs.unsettled([]) == []
 
 
 async def test_a_note_goes_to_the_worker_that_presence_names(
@@ -555,6 +582,37 @@ async def test_a_lost_socket_leaves_presence_reconnecting_for_a_while(
     assert (state_of(seen, 1e9, TIMING), seen.hint) == ("reconnecting", "h")
     assert (await Holder(redis_store, user, epoch=2).serve()).status == "ok"
     assert (await held.presence())["state"] == "online"
+
+
+@pytest.mark.parametrize("kind", ["take", "serve"])
+async def test_a_call_that_runs_after_a_later_serve_brings_nothing(
+    kind: str, redis_url: str, redis_store: Redis, jobs: Jobs, requests: Requests, user: UserId, held: UserKeys
+) -> None:
+    """Its bytes were held back on their way, its caller has given it up: what it took would be nobody's."""
+    proxy = TcpProxy(redis_url)
+    await proxy.start()
+    try:
+        async with open_redis(proxy.url) as held_back:
+            holder = Holder(redis_store, user, epoch=1)
+            await holder.serve()
+            late = replace(holder, redis=held_back)
+            assert await late.take() == []
+            record = await queued(requests, jobs, user)
+            proxy.stall("to_server")
+            call = asyncio.create_task(late.take() if kind == "take" else late.serve(busy=True))
+            await asyncio.sleep(0)  # it is made, whether or not its bytes have left
+            await holder.serve(free=0)
+            await proxy.heal()
+            if kind == "take":
+                assert await call is None
+            else:
+                with pytest.raises(ResponseError, match="LATE"):
+                    await call
+            assert (await held.presence())["busy"] == "0"
+            assert await held.pending() == 0
+            assert names(await holder.take()) == [record.job]
+    finally:
+        await proxy.stop()
 
 
 @pytest.mark.parametrize("grace_ms", [None, 5000])

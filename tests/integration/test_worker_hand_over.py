@@ -1,15 +1,23 @@
 """Hand-overs that were lost are mended by the worker itself, long before a heartbeat: here that is a minute away."""
 
-from bridge import Bridge
+from pathlib import Path
+
+from bridge import Bridge, open_bridge
 from job_stores import accepted, new_user
 from support import eventually
 
+from common.ids import new_id
+from common.store import keys
+from harness.faults import TcpProxy
 from towline.wire import frames
+from worker.sweeper import ENDED_FROM_S
 
 # The sweep that puts young jobs back (2 s old, every 2 s), and what the machine may take.
 MENDED_WITHIN_S = 7.0
 # A quiet read of the control stream ends after 5 s, and then the worker looks whether Redis began anew.
 SEEN_WITHIN_S = 8.0
+# The first sweep of a worker that has just started.
+SWEPT_WITHIN_S = 10.0
 
 
 async def test_a_job_whose_gateway_died_before_it_was_enqueued_runs_once(quiet_bridge: Bridge) -> None:
@@ -45,3 +53,55 @@ async def test_a_flush_is_noticed_long_before_the_heartbeat(quiet_bridge: Bridge
     await peer.answer(job)
     assert (await quiet_bridge.ended(record.job)).state == "completed"
     assert peer.jobs() == [record.job]
+
+
+async def test_a_settle_that_was_lost_is_made_good_though_the_machine_stays_away(
+    state_directory: Path, postgres_url: str, redis_url: str
+) -> None:
+    """The outcome is durable, and Redis never hears of it: the worker loses Redis, then its life."""
+    proxy = TcpProxy(redis_url)
+    await proxy.start()
+    try:
+        async with open_bridge(
+            state_directory / f"bridge-{new_id()}",
+            postgres_url=postgres_url,
+            redis_url=redis_url,
+            heartbeat_s=60,
+            env={"REDIS_URL": proxy.url},
+        ) as bridge:
+            user = new_user()
+            peer = await bridge.machine(user)
+            record = await bridge.submit(user)
+            job = await peer.next(frames.Job)
+            proxy.refuse()
+            proxy.cut()
+            await peer.answer(job)
+            assert (await bridge.ended(record.job)).state == "completed"
+            bridge.worker.kill()
+            peer.break_off()
+            await proxy.heal()
+            held = bridge.held(user)
+            assert await held.entries() == [record.job]
+
+            async def is_due() -> bool:
+                ends = await bridge.requests.ends(older_than_s=ENDED_FROM_S, younger_than_s=60, after=None, limit=1000)
+                return record.job in [end.job for end in ends]
+
+            await eventually(is_due)
+            await bridge.worker.start_ready()
+
+            async def is_settled() -> bool:
+                return await held.entries() == []
+
+            await eventually(is_settled, SWEPT_WITHIN_S)
+            assert set(await held.index()) <= {"bytes"}
+            assert await held.pending() == 0
+            assert (await bridge.jobs.ask(user, "echo")).bytes == 0
+
+            # A fail-over brings it back: connections break, and the replica had not heard of the settle either.
+            await bridge.client.delete(keys.result(record.job))
+            assert await bridge.jobs.enqueue(record, None)
+            proxy.cut()
+            await eventually(is_settled, SWEPT_WITHIN_S)
+    finally:
+        await proxy.stop()

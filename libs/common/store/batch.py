@@ -4,8 +4,14 @@ An idle system pays no delay (a lone call leaves at once); a busy one pays one r
 """
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Generic, TypeVar
+
+from common.errors import StoreUnavailable
+
+# A flush that failed after this long met a store that is away: who came meanwhile would wait as long again.
+AWAY_AFTER_S = 1.0
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -16,7 +22,7 @@ class Batcher(Generic[Item, Result]):
 
     Args:
         flush: takes the items and returns one result for each, in the same order. If it raises, all its callers get
-            the error.
+            the error; if it is `StoreUnavailable` after a wait, so do all that were gathered meanwhile.
         items_max: most items in one flush.
     """
 
@@ -44,6 +50,7 @@ class Batcher(Generic[Item, Result]):
             self._task = None
 
     async def _flush_batch(self, batch: list[tuple[Item, asyncio.Future[Result]]]) -> None:
+        began = time.monotonic()
         try:
             results = await self._flush([item for item, _ in batch])
         except asyncio.CancelledError:
@@ -52,6 +59,9 @@ class Batcher(Generic[Item, Result]):
             self._waiting.clear()
             raise
         except Exception as error:  # handed to every caller, none is lost
+            if isinstance(error, StoreUnavailable) and time.monotonic() - began > AWAY_AFTER_S:
+                batch += self._waiting
+                self._waiting.clear()
             for _, future in batch:
                 if not future.done():
                     future.set_exception(error)

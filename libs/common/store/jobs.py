@@ -3,9 +3,11 @@
 Owns:     `bridge:jobs`, `bridge:jobs_index`, `bridge:result`, `bridge:waiters` (names in `keys`).
 Promises: an entry per job; only the newest session takes; what is settled is gone. Redis is disposable: everything here
           is made anew from `requests`.
-Used by:  the gateway (ask, enqueue, wait_for), the worker's pump (take) and outcomes (settle), the sweeper.
+Used by:  the gateway (ask, enqueue, wait_for), the worker's pump (take) and outcomes (settle), the sweeper
+          (enqueue_many, unsettled, settle).
 """
 
+import itertools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -15,7 +17,7 @@ from common.ids import GatewayId, JobId, SessionId, UserId
 from common.store import keys
 from common.store.batch import Batcher
 from common.store.redis import Call, Redis, script
-from common.store.requests import Ended, Record
+from common.store.requests import End, Ended, Record
 from towline.wire import json
 
 
@@ -56,6 +58,10 @@ class Seen(msgspec.Struct, frozen=True):
         """Whether the user's queue takes another job."""
         return self.entries < keys.QUEUE_ENTRIES_MAX and self.bytes < keys.QUEUE_BYTES_MAX
 
+
+# Of takes and serves, in the order in which they are made. A session lives in one process, so its numbers grow, and one
+# that was given up and runs after a later serve (a connection that broke kept it) is refused.
+CALL_NUMBERS = itertools.count(1)
 
 _entry_encoder = msgspec.json.Encoder()
 _entry_decoder = msgspec.json.Decoder(Entry)
@@ -120,11 +126,24 @@ class Jobs:
         """Publish a terminal record and remove all of the job's entries; idempotent, anyone may.
 
         Raises:
-            StoreUnavailable: repeat it, or leave it to the next claim.
+            StoreUnavailable: repeat it, or leave it to the next claim or sweep.
         """
         if record.ended_ms is None:
             raise ValueError(f"job {record.job} has not ended")
         await self._call(_settle_call(record))
+
+    async def unsettled(self, ends: Sequence[End]) -> list[JobId]:
+        """Which of these ended jobs still have an entry; one question for each user. Raises: StoreUnavailable."""
+        of_user: dict[UserId, list[JobId]] = {}
+        for end in ends:
+            of_user.setdefault(end.user, []).append(end.job)
+        answers = await self._redis.send_many([("HMGET", keys.jobs_index(user), *ids) for user, ids in of_user.items()])
+        found = []
+        for ids, answer in zip(of_user.values(), answers, strict=True):
+            if isinstance(answer, Exception):
+                raise answer
+            found += [job for job, entry in zip(ids, answer, strict=True) if entry is not None]
+        return found
 
     async def _call(self, call: Call) -> Any:
         answer = await self._calls.submit(call)
@@ -135,7 +154,11 @@ class Jobs:
 
 def take_call(user: UserId, epoch: int, session: SessionId, free: int) -> Call:
     """The take of one session; see `parse_take`. Many go out in one pipeline."""
-    return Call(script("take"), [keys.epoch(user), keys.jobs(user)], [epoch, keys.GROUP, session, free])
+    return Call(
+        script("take"),
+        [keys.epoch(user), keys.jobs(user), keys.presence(user)],
+        [epoch, keys.GROUP, session, free, next(CALL_NUMBERS)],
+    )
 
 
 def parse_take(answer: Any) -> list[Taken] | None:

@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple
 
 from common.ids import JobId, MachineId, SessionId, UserId, WorkerId
 from common.store import keys
-from common.store.jobs import Seen, Taken, parse_served
+from common.store.jobs import CALL_NUMBERS, Seen, Taken, parse_served
 from common.store.redis import Call, Redis, script
 
 State = Literal["online", "reconnecting", "offline", "unknown"]
@@ -90,6 +90,7 @@ def serve_call(assertion: Assertion, timing: keys.Timing) -> Call:
             keys.GROUP,
             a.free,
             " ".join(a.in_flight),
+            next(CALL_NUMBERS),
             *tools,
         ],
     )

@@ -92,7 +92,6 @@ class Redis:
             retry=Retry(NoBackoff(), 0),
             decode_responses=False,
         )
-        self.commands = redis.Redis.from_pool(self._pool)
         self._readers: list[redis.Redis] = []
         # When the oldest unbroken stretch of answers began (monotonic seconds); None until the first answer.
         self._answering_since: float | None = None
@@ -192,7 +191,6 @@ class Redis:
         """Close every connection."""
         for client in self._readers:
             await client.aclose()
-        await self.commands.aclose()
         await self._pool.disconnect()
 
 

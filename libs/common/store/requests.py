@@ -3,11 +3,13 @@
 Owns:     the table `requests`.
 Promises: one record per (scope, key); one terminal per record, never replaced; begin marks are durable before they
           are answered; every call is safe to repeat.
-Used by:  the gateway (accept, read, cancel), the worker (begin, finish, give up), the sweeper (expire, open, prune).
+Used by:  the gateway (accept, read, cancel), the worker (begin, finish, give up), the sweeper (expire, open, ends,
+          prune).
 """
 
 import hashlib
 from collections.abc import Sequence
+from datetime import datetime
 from typing import Any, NamedTuple
 
 import msgspec
@@ -77,6 +79,14 @@ class Ended(msgspec.Struct, frozen=True):
     attempts: int
     outcome: str
     ended_ms: int
+
+
+class End(NamedTuple):
+    """That a job has ended; what the sweeper needs to ask whether it was settled."""
+
+    job: JobId
+    user: UserId
+    ended_at: datetime
 
 
 class Accepted(NamedTuple):
@@ -305,6 +315,17 @@ class Requests:
         """Open jobs accepted in a window of age, in the order of their ids, after one. Raises: StoreUnavailable."""
         params = {"older_than_s": older_than_s, "younger_than_s": younger_than_s, "after": after, "limit": limit}
         return [_record(row) for row in await self._postgres.fetch("open_jobs", params)]
+
+    async def ends(self, *, older_than_s: float, younger_than_s: float, after: End | None, limit: int) -> list[End]:
+        """Jobs that ended in a window of age, in the order of their ends, after one. Raises: StoreUnavailable."""
+        params = {
+            "older_than_s": older_than_s,
+            "younger_than_s": younger_than_s,
+            "after_job": after and after.job,
+            "after_end": after and after.ended_at,
+            "limit": limit,
+        }
+        return [End(*row) for row in await self._postgres.fetch("ended_jobs", params)]
 
     async def prune(self, *, limit: int) -> int:
         """Forget up to `limit` ended records past their retention; returns how many. Raises: StoreUnavailable."""

@@ -3,6 +3,9 @@
 import asyncio
 from collections.abc import Sequence
 
+import pytest
+
+from common.errors import StoreUnavailable
 from common.store.batch import Batcher
 
 
@@ -14,6 +17,7 @@ class Flushes:
         self.gate = asyncio.Event()
         self.under_way = 0
         self.failing: set[int] = set()  # numbers of the flushes that fail
+        self.error: type[Exception] = ValueError
 
     async def flush(self, items: Sequence[int]) -> Sequence[str]:
         assert self.under_way == 0, "one flush at a time"
@@ -25,7 +29,7 @@ class Flushes:
         finally:
             self.under_way -= 1
         if number in self.failing:
-            raise ValueError(f"flush {number}")
+            raise self.error(f"flush {number}")
         return [f"result {item}" for item in items]
 
 
@@ -109,3 +113,25 @@ async def test_an_error_after_all_callers_have_gone_is_not_logged_as_unseen() ->
         asyncio.get_running_loop().set_exception_handler(None)
     assert task.cancelled()
     assert complaints == []
+
+
+@pytest.mark.parametrize(("away_after_s", "flushed"), [(60.0, [[0], [1, 2]]), (0.0, [[0]])])
+async def test_nobody_waits_twice_for_a_store_that_is_away(
+    away_after_s: float, flushed: list[list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A time-out is everyone's answer; a connection that broke at once costs only those whose calls were on it."""
+    flushes = Flushes()
+    flushes.failing = {0}
+    flushes.error = StoreUnavailable
+    monkeypatch.setattr("common.store.batch.AWAY_AFTER_S", away_after_s)
+    batcher = Batcher(flushes.flush)
+    tasks = [asyncio.create_task(batcher.submit(0))]
+    await settle()
+    tasks += [asyncio.create_task(batcher.submit(n)) for n in (1, 2)]
+    await settle()
+    flushes.gate.set()
+    answers = await asyncio.gather(*tasks, return_exceptions=True)
+    assert flushes.batches == flushed
+    away = [isinstance(answer, StoreUnavailable) for answer in answers]
+    assert away == [True, len(flushed) == 1, len(flushed) == 1]
+    assert await batcher.submit(3) == "result 3"

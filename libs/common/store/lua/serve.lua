@@ -3,23 +3,27 @@
 -- ARGV[1] epoch  ARGV[2] '1' for the first assert of a session  ARGV[3] machine  ARGV[4] worker  ARGV[5] session
 -- ARGV[6] since (ms)  ARGV[7] last sign of life (ms)  ARGV[8] busy '0'|'1'  ARGV[9] presence TTL (ms)
 -- ARGV[10] epoch TTL (s)  ARGV[11] group  ARGV[12] free places  ARGV[13] jobs in flight, joined by ' '
--- ARGV[14..] tool name, 'h' | 'u', ...: the catalogue, when it is to be written
+-- ARGV[14] number of this call  ARGV[15..] tool name, 'h' | 'u', ...: the catalogue, when it is to be written
 -- Returns {'outranked' | 'other', machine of the live presence} with nothing written, or
 -- {'ok', raised, tools missing, born, bodies left behind by the claim, {id, body, claimed '1'|'0', ...}}.
 local mine = tonumber(ARGV[1])
 local stored = tonumber(redis.call('GET', KEYS[2]) or '-1')
 local live = redis.call('HGET', KEYS[1], 'machine')
 if stored > mine then return {'outranked', live or ''} end
+-- Given up by its caller and run after all: what it brought would be nobody's, what it says is old.
+if stored == mine and tonumber(redis.call('HGET', KEYS[1], 'call') or '0') > tonumber(ARGV[14]) then
+  return redis.error_reply('LATE a later serve of this session has run')
+end
 if ARGV[2] == '1' and live and live ~= ARGV[3] then return {'other', live} end
 local time = redis.call('TIME')
 redis.call('SET', KEYS[4], string.format('%.0f', time[1] * 1000 + math.floor(time[2] / 1000)), 'NX')
 redis.call('SET', KEYS[2], ARGV[1], 'EX', ARGV[10])
 redis.call('HSET', KEYS[1], 'state', 'online', 'machine', ARGV[3], 'worker', ARGV[4], 'session', ARGV[5],
-  'epoch', ARGV[1], 'since', ARGV[6], 'seen', ARGV[7], 'busy', ARGV[8])
+  'epoch', ARGV[1], 'since', ARGV[6], 'seen', ARGV[7], 'busy', ARGV[8], 'call', ARGV[14])
 redis.call('PEXPIRE', KEYS[1], ARGV[9])
-if #ARGV > 13 then
+if #ARGV > 14 then
   redis.call('DEL', KEYS[3])
-  for i = 14, #ARGV, 2 do redis.call('HSET', KEYS[3], ARGV[i], ARGV[i + 1]) end
+  for i = 15, #ARGV, 2 do redis.call('HSET', KEYS[3], ARGV[i], ARGV[i + 1]) end
 end
 local tools_known = redis.call('PEXPIRE', KEYS[3], ARGV[9])
 

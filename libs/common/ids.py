@@ -12,6 +12,12 @@ MachineId = NewType("MachineId", str)
 SessionId = NewType("SessionId", str)
 WorkerId = NewType("WorkerId", str)
 GatewayId = NewType("GatewayId", str)
+RunId = NewType("RunId", str)
+RelayId = NewType("RelayId", str)
+AgentId = NewType("AgentId", str)
+ThreadId = NewType("ThreadId", str)
+EntryId = NewType("EntryId", str)
+TurnId = NewType("TurnId", str)
 
 
 def new_id() -> str:

@@ -7,13 +7,16 @@ Presence times derive from the heartbeat, a setting (`Timing`); what is fixed st
 
 from dataclasses import dataclass
 
-from common.ids import GatewayId, JobId, UserId, WorkerId
+from common.ids import GatewayId, JobId, RunId, ThreadId, UserId, WorkerId
 
 # ---- presence: asserted by the session's worker, newest epoch only; deleted on goodbye
 
 
 def presence(user: UserId) -> str:
-    """Hash: state, machine, worker, session, since, seen, busy. Lives three heartbeats after the last refresh."""
+    """Hash: state, machine, worker, session, epoch, since, seen, busy, call (number of the last serve).
+
+    Lives three heartbeats after the last refresh.
+    """
     return f"bridge:presence:{user}"
 
 
@@ -110,3 +113,74 @@ def control(worker: WorkerId) -> str:
 def replies(gateway: GatewayId) -> str:
     """Stream of what a gateway's waiters are told."""
     return REPLIES_PREFIX + gateway
+
+
+# ---- runs: leased by relays, written by each run's owner, read by gateways
+
+# How long a relay that died holds its runs. Three refreshes may be lost before a living one lets go of them.
+LEASE_TTL_S = 4.0
+LEASE_REFRESH_EVERY_S = 1.0
+
+RELAYS = "relay:members"  # zset: relay -> milliseconds of Redis's clock when it last said that it lives
+RELAYS_TTL_S = 60  # nobody has said so for long: no relay is there
+
+EVENTS_MAX = 10_000
+EVENTS_BYTES_MAX = 32 * 1024 * 1024
+# What is there is known, and trimmed, in steps of this many bytes: the append script says how.
+EVENTS_BYTES_STEP = EVENTS_BYTES_MAX // 16
+# From the end of the run on. Before it each refresh of the lease puts it off, so that no loss of the end (an older
+# replica took over, say) leaves a stream for ever.
+EVENTS_TTL_S = 24 * 3600
+LIVENESS_TTL_S = 300
+PROGRESS_TTL_S = 3600
+
+
+def owner(run: RunId) -> str:
+    """String `relay:epoch`: who follows the run. Lives `LEASE_TTL_S` after its last refresh; deleted on release."""
+    return f"stream_owner:{run}"
+
+
+def events(run: RunId) -> str:
+    """Stream: events (fields `type`, `data`, `source`, `uid`, `ts`) and markers (`marker`); ids are `epoch-seq`."""
+    return f"events:{run}"
+
+
+def events_resume(run: RunId) -> str:
+    """Hash: source -> `count uid` of its last event; lives as the stream does. Names with a dot are our own.
+
+    `.end`: the state in which the run ended; `.ended:{source}`: how that source ended; `.bytes`, `.steps`: for the
+    bound in bytes.
+    """
+    return f"events_resume:{run}"
+
+
+def liveness(run: RunId) -> str:
+    """String: what the owner says of its sources; lives `LIVENESS_TTL_S` after the last frame of any of them."""
+    return f"liveness_heartbeat:{run}"
+
+
+def progress(run: RunId) -> str:
+    """String: milliseconds of Redis's clock at the last real work; lives `PROGRESS_TTL_S` after it."""
+    return f"forward_progress_heartbeat:{run}"
+
+
+# ---- threads: appended to by the worker that runs a turn and by gateways, read by gateways
+
+THREAD_EVENTS_TTL_S = 24 * 3600  # after the last event; entries and turns are in Postgres
+# Whose last number is remembered: about as many turns as fit into the stream, a few writers each.
+THREAD_WRITERS_MAX = 512
+
+
+def thread_events(thread: ThreadId) -> str:
+    """Stream: events and markers as of a run; ids are `epoch-seq`, made by the append script."""
+    return f"thread_events:{thread}"
+
+
+def thread_state(thread: ThreadId) -> str:
+    """Hash: writer -> number of its last event, and `.fence`, `.bytes`, `.steps`; lives as the stream does."""
+    return f"thread_state:{thread}"
+
+
+def thread_writers(thread: ThreadId) -> str:
+    """Zset: writer -> seq of its last event: which ones to forget first; lives as the stream does."""
+    return f"thread_writers:{thread}"

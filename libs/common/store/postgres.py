@@ -107,7 +107,14 @@ class Postgres:
         raise AssertionError("unreachable")
 
     async def _fetch_once(self, name: str, params: Sequence[Any] | dict[str, Any]) -> list[Any]:
+        task = asyncio.current_task()
+        assert task is not None
+        cancelled = task.cancelling()
         async with self._pool.connection() as connection:
+            if task.cancelling() > cancelled:
+                # The pool waits in asyncio.wait_for, which loses a cancellation on Python 3.11 when a connection comes
+                # free in the same moment: a loop would never end. See tests/integration/test_postgres_cancellation.py.
+                raise asyncio.CancelledError
             try:
                 cursor = await connection.execute(statement(name), params)
             except pg.ReadOnlySqlTransaction:

@@ -1,0 +1,61 @@
+"""Headers that callers give us for their upstreams, encrypted for the time they lie in Postgres.
+
+Owns:     the form in which they are stored.
+Promises: what is stored can be read with the keys alone; the first key encrypts, each of them decrypts, so that keys
+          can be changed: put the new one first, and take the old one away when no open run was given under it.
+Used by:  the gateway (encrypt), the relay (decrypt).
+"""
+
+from collections.abc import Mapping, Sequence
+
+import msgspec
+from cryptography.fernet import Fernet, InvalidToken, MultiFernet
+
+from common.errors import Permanent
+
+
+class SecretsUnreadable(Permanent):
+    """None of our keys opens this, or it was changed. The source has to be given again."""
+
+
+class Secrets:
+    """The keys of `TOWLINE_SECRET_KEYS`."""
+
+    def __init__(self, keys: Sequence[str]) -> None:
+        """Take Fernet keys: 32 bytes in URL-safe base64 each (`new_key`).
+
+        Raises:
+            ValueError: one of them is none; the message has its place, not its value.
+        """
+        fernets = []
+        for place, key in enumerate(keys, 1):
+            try:
+                fernets.append(Fernet(key))
+            except ValueError:
+                raise ValueError(f"key {place} is not 32 bytes in URL-safe base64") from None
+        self._fernets = MultiFernet(fernets) if fernets else None
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether there is a key at all; without one no headers can be taken."""
+        return self._fernets is not None
+
+    def encrypt(self, headers: Mapping[str, str]) -> bytes:
+        """Encrypt headers. Twice the same ones give different bytes. Raises: ValueError when there is no key."""
+        if self._fernets is None:
+            raise ValueError("there is no key to encrypt with")
+        return self._fernets.encrypt(msgspec.json.encode(dict(headers)))
+
+    def decrypt(self, stored: bytes) -> dict[str, str]:
+        """Give back the headers. Raises: SecretsUnreadable."""
+        if self._fernets is None:
+            raise SecretsUnreadable("there is no key to decrypt with")
+        try:
+            return msgspec.json.decode(self._fernets.decrypt(stored), type=dict[str, str])
+        except InvalidToken:
+            raise SecretsUnreadable("no key decrypts these headers") from None
+
+
+def new_key() -> str:
+    """A new key for `TOWLINE_SECRET_KEYS`."""
+    return Fernet.generate_key().decode()

@@ -1,0 +1,6 @@
+-- Give a lease back, if it is still the caller's.
+-- KEYS[1] lease
+-- ARGV[1] 'relay:epoch'
+-- Returns 1 when it was.
+if redis.call('GET', KEYS[1]) ~= ARGV[1] then return 0 end
+return redis.call('DEL', KEYS[1])

@@ -1,0 +1,5 @@
+-- The same run was given once more: its newest headers count. Sources given without any keep what they have.
+update run_sources s
+set secrets = v.secrets
+from unnest(%(sources)b::text[], %(secrets)b::bytea[]) as v(source, secrets), runs r
+where s.run = %(run)s and s.source = v.source and v.secrets is not null and r.run = s.run and r.ended_at is null

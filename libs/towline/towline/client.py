@@ -1,16 +1,16 @@
 """Client: the gateway's HTTP API, async and small.
 
-Owns:     the calls and their types, waiting for the end of a job, going through lists.
+Owns:     the calls and their types, waiting for the end of a job, going through lists; `towline.stream` has streams.
 Promises: a call is repeated only where a second one changes nothing: reads, cancels, revocations, and submissions,
           which carry their idempotency key. A refusal is an `ApiProblem`, no answer is `GatewayUnreachable`.
-Used by:  backends of products; the commands `towline jobs`, `machines` and `tokens`.
+Used by:  backends of products; the commands `towline jobs`, `machines`, `runs` and `tokens`.
 """
 
 import asyncio
 import json as stdlib_json
 import random
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Literal, Self, TypeVar
 from urllib.parse import quote
@@ -18,6 +18,7 @@ from urllib.parse import quote
 import msgspec
 from msgspec import UNSET
 
+from towline.stream import Break, Item, RunEvent, read_events
 from towline.transport import ApiProblem, GatewayUnreachable, InvalidRequest, Method, Transport
 from towline.wire import json
 from towline.wire.api import (
@@ -33,7 +34,9 @@ from towline.wire.api import (
     Page,
     Presence,
 )
+from towline.wire.events import PROGRESS_TYPES, TERMINAL_TYPES
 from towline.wire.ids import is_id, parse_idempotency_key
+from towline.wire.runs import STREAM_RUNS_MAX, End, Gap, Run, RunFollow, RunState, SourceFollow
 
 DEFAULT_URL = "http://127.0.0.1:8080"
 
@@ -42,7 +45,19 @@ DEFAULT_URL = "http://127.0.0.1:8080"
 WAIT_PAUSE_FIRST_S = 0.1
 WAIT_PAUSE_MAX_S = 2.0
 
-__all__ = ["DEFAULT_URL", "ApiProblem", "Client", "GatewayUnreachable", "InvalidRequest", "outcome_of"]
+__all__ = [
+    "DEFAULT_URL",
+    "ApiProblem",
+    "Break",
+    "Client",
+    "End",
+    "Gap",
+    "GatewayUnreachable",
+    "InvalidRequest",
+    "RunEvent",
+    "SourceFollow",
+    "outcome_of",
+]
 
 T = TypeVar("T")
 
@@ -163,6 +178,81 @@ class Client:
         """End a token; the socket that it opened is closed within a heartbeat."""
         await self._transport.request(
             "DELETE", f"/v1/users/{_id(user, 'user')}/machine-tokens/{_id(token_id, 'token')}"
+        )
+
+    async def follow_run(
+        self,
+        run: str,
+        sources: Sequence[SourceFollow],
+        *,
+        progress_types: Sequence[str] = PROGRESS_TYPES,
+        terminal_types: Sequence[str] = TERMINAL_TYPES,
+        stall_after_s: float = 900.0,
+        max_duration_s: float = 86_400.0,
+    ) -> Run:
+        """Have the product follow a run's sources into one stream; a second call with the same body changes nothing.
+
+        `RunFollow` says what the arguments mean. Another body is refused (`run-differs`), and so is the id of a run
+        that has ended (`run-ended`).
+        """
+        body = RunFollow(list(sources), list(progress_types), list(terminal_types), stall_after_s, max_duration_s)
+        return await self._call(Run, "PUT", f"/v1/runs/{_id(run, 'run')}", body=body)
+
+    async def read_run(self, run: str) -> Run:
+        """Read how a run and each of its sources are."""
+        return await self._call(Run, "GET", f"/v1/runs/{_id(run, 'run')}")
+
+    async def stop_run(self, run: str) -> Run:
+        """Stop following a run; it is `stopping` until its relay has written the end into the stream."""
+        return await self._call(Run, "DELETE", f"/v1/runs/{_id(run, 'run')}")
+
+    async def list_runs(self, *, state: RunState | None = None, limit: int | None = None) -> AsyncIterator[Run]:
+        """Go through all runs, newest first; at most `limit` of them."""
+        async for run in self._list(Page[Run], "/v1/runs", {"state": state}, limit):
+            yield run
+
+    def events(
+        self,
+        run: str | Sequence[str],
+        *,
+        last_event_id: str | None = None,
+        from_: Literal["start", "live"] = "start",
+        on_break: Callable[[Break], None] | None = None,
+    ) -> AsyncGenerator[Item, None]:
+        """Follow the events of one run, or of up to 20 over one connection, until the runs have ended.
+
+        Lost, silent and closed connections are replaced, each going on after the last event, for as long as it takes;
+        only a first connection that never comes about is given up. If you leave before the end, close the iterator
+        (`contextlib.aclosing`), and with it the connection.
+
+        Args:
+            run: an id, or a list of ids. The ids of a list's events are good for the same list only.
+            last_event_id: `RunEvent.id` after which to go on; it wins over `from_`.
+            from_: `start` brings what the buffer still has before what comes next, `live` does not.
+            on_break: told of each break, before the pause.
+
+        Yields:
+            RunEvent: in each run's order, none twice.
+            Gap: events are missing here; those that follow may repeat earlier ones, with their `uid`.
+            End: the run has ended, and this was all of it.
+
+        Raises:
+            ApiProblem: refused for good: 400 (no such cursor), 401, 404.
+        """
+        runs = [run] if isinstance(run, str) else list(run)
+        ids = [_id(each, "run") for each in runs]
+        if not 1 <= len(set(runs)) == len(runs) <= STREAM_RUNS_MAX:
+            raise InvalidRequest(f"1 to {STREAM_RUNS_MAX} different runs can be followed at once")
+        if last_event_id is not None and not (last_event_id.isascii() and last_event_id.isprintable()):
+            raise InvalidRequest(f"{last_event_id[:40]!r} is no event's id")
+        return read_events(
+            self._transport,
+            f"/v1/runs/{ids[0]}/events" if isinstance(run, str) else "/v1/events",
+            runs,
+            params={} if isinstance(run, str) else {"runs": ",".join(runs)},
+            last_event_id=last_event_id or "",
+            live=from_ == "live",
+            on_break=on_break,
         )
 
     async def _get_job_once(self, job_id: str, until: float) -> Job:

@@ -2,16 +2,18 @@
 
 Owns:     the connections, the credentials in the header, the pauses between attempts, how a refusal is read.
 Promises: a POST without an idempotency key is sent once; everything else again after a broken link or a 503 that says
-          when. A refusal is an `ApiProblem`, no answer is `GatewayUnreachable`.
-Used by:  `towline.client`.
+          when; a stream is opened once, its reader knows where to go on. A refusal is an `ApiProblem`, no answer is
+          `GatewayUnreachable`.
+Used by:  `towline.client`, `towline.stream`.
 """
 
 import asyncio
+import contextlib
 import math
 import random
 import time
-from collections.abc import Mapping
-from typing import Any, Literal
+from collections.abc import AsyncIterator, Mapping
+from typing import Any, Literal, NamedTuple
 
 import httpx
 import msgspec
@@ -30,7 +32,7 @@ WAIT_ROUND_S = 50.0
 # Idle connections are dropped before the server does it (five seconds are common), or a call would meet a closed one.
 KEEPALIVE_S = 4.0
 
-Method = Literal["GET", "POST", "DELETE"]
+Method = Literal["GET", "POST", "PUT", "DELETE"]
 
 
 class InvalidRequest(ValueError):
@@ -69,6 +71,19 @@ class ApiProblem(Exception):
         self.detail = detail
         self.members = dict(members)
         self.retry_after_s = retry_after_s
+
+
+class Answer(NamedTuple):
+    """A 2xx answer whose body is read as it comes.
+
+    Attributes:
+        media_type: of the body, without parameters; empty if it has none.
+        chunks: raises `GatewayUnreachable` when the link breaks before the body's end.
+    """
+
+    status: int
+    media_type: str
+    chunks: AsyncIterator[bytes]
 
 
 class Transport:
@@ -158,6 +173,39 @@ class Transport:
                 pause_s = asked_s + random.uniform(0, PAUSE_FIRST_S)  # noqa: S311 (spread, no secret)
             await asyncio.sleep(pause_s)
         raise AssertionError("unreachable")
+
+    @contextlib.asynccontextmanager
+    async def stream(
+        self, path: str, *, params: Mapping[str, str], headers: Mapping[str, str]
+    ) -> AsyncIterator[Answer]:
+        """Send one GET, once, and leave its answer open until the block ends; how long to wait for it is up to you."""
+        # What compresses may hold back what it has not filled a block with.
+        sent = {"Accept-Encoding": "identity", **headers}
+        timeout = httpx.Timeout(self._timeout_s, read=None)
+        request = self._http.build_request("GET", path, params=params, headers=sent, timeout=timeout)
+        async with contextlib.AsyncExitStack() as stack:
+            try:
+                async with asyncio.timeout(self._timeout_s):
+                    response = await self._http.send(request, stream=True)
+                    stack.push_async_callback(response.aclose)
+                    if not response.is_success:
+                        await response.aread()
+            except TimeoutError as error:
+                raise GatewayUnreachable(f"{self.url} does not answer within {self._timeout_s:g} s") from error
+            except httpx.RequestError as error:
+                raise GatewayUnreachable(f"{self.url} does not answer: {_reason(error)}") from error
+            if not response.is_success:
+                raise _problem(response)
+            media_type = response.headers.get("Content-Type", "").partition(";")[0].strip().lower()
+            yield Answer(response.status_code, media_type, _chunks(response))
+
+
+async def _chunks(response: httpx.Response) -> AsyncIterator[bytes]:
+    try:
+        async for chunk in response.aiter_bytes():
+            yield chunk
+    except httpx.RequestError as error:
+        raise GatewayUnreachable(f"the link broke: {_reason(error)}") from error
 
 
 def _problem(response: httpx.Response) -> ApiProblem:

@@ -1,6 +1,7 @@
 """How a command reaches the gateway: from the environment to a client, and from its errors to exit codes."""
 
 import asyncio
+import contextlib
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Annotated, TypeVar
@@ -23,11 +24,11 @@ LimitOption = Annotated[int, typer.Option("--limit", min=1, help="Show at most s
 __all__ = ["DEFAULT_URL", "LimitOption", "UrlOption", "UserArgument", "call", "collect"]
 
 
-def call(url: str, operation: Callable[[Client], Awaitable[T]], *, doing: str = "asking the gateway") -> T:
+def call(url: str, operation: Callable[[Client], Awaitable[T]], *, doing: str | None = "asking the gateway") -> T:
     """Run an operation with a client; ends the program with one line and the right code if it is refused or fails.
 
     Args:
-        doing: shown on a terminal meanwhile.
+        doing: shown on a terminal meanwhile; None if the operation writes there itself.
     """
     # Never an option: arguments are visible to every user of the machine.
     api_key = os.environ.get(API_KEY_VARIABLE, "")
@@ -39,7 +40,7 @@ def call(url: str, operation: Callable[[Client], Awaitable[T]], *, doing: str = 
             return await operation(client)
 
     try:
-        with progress(f"{doing} ..."):
+        with progress(f"{doing} ...") if doing else contextlib.nullcontext():
             return asyncio.run(run())
     except InvalidRequest as error:
         fail(Exit.USAGE, str(error))

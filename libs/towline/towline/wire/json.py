@@ -162,22 +162,23 @@ def _check(root: Any) -> None:
 
 
 def _place(path: tuple[Any, ...]) -> str:
-    steps = (f"[{step}]" if isinstance(step, int) else "." + _mend_text(step)[:40] for step in path)
+    steps = (f"[{step}]" if isinstance(step, int) else "." + mend_text(step)[:40] for step in path)
     return ("$" + "".join(steps))[:200]
 
 
-def _mend_text(text: str) -> str:
+def mend_text(text: str) -> str:
+    """Repair text that JSON or Postgres cannot carry: lone surrogates and U+0000 become U+FFFD."""
     return text.replace("\x00", REPLACEMENT).encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 def _mended(value: Any, place: str, depth: int) -> Any:
     """Rebuild a value with repaired text; `_check` found something, so speed no longer matters."""
     if isinstance(value, str):
-        return _mend_text(value)
+        return mend_text(value)
     if isinstance(value, (dict, list)) and depth >= NESTING_MAX:
         raise JsonProblem(place[:200], f"nested deeper than {NESTING_MAX}")
     if isinstance(value, dict):
-        return {_mend_text(k): _mended(v, f"{place}.{_mend_text(k)[:40]}", depth + 1) for k, v in value.items()}
+        return {mend_text(k): _mended(v, f"{place}.{mend_text(k)[:40]}", depth + 1) for k, v in value.items()}
     if isinstance(value, list):
         return [_mended(item, f"{place}[{index}]", depth + 1) for index, item in enumerate(value)]
     if isinstance(value, (int, float)) and not isinstance(value, bool) and (problem := _number_problem(value)):

@@ -34,10 +34,15 @@ RETENTION_S = 7 * 24 * 3600
 
 @dataclass
 class Door:
-    """A stack of gateways with its stores, open to the test."""
+    """A stack of gateways with its stores, open to the test.
+
+    Attributes:
+        commands: a plain client, to look at what is there and to break it.
+    """
 
     stack: Stack
     redis: Redis
+    commands: redis.asyncio.Redis
     postgres: Postgres
     redis_url: str
 
@@ -81,14 +86,14 @@ async def open_door(
     """Run gateways on an empty Redis database; use it as a fixture of the module, and other users in each test."""
     # No other test runs meanwhile, so whichever database `redis_url` of those hands out is free.
     redis_url = urlunsplit(urlsplit(servers.redis_url)._replace(path="/1"))
-    async with redis.asyncio.Redis.from_url(redis_url) as client:
-        await client.flushdb()
     async with (
+        redis.asyncio.Redis.from_url(redis_url) as client,
         Stack(directory, postgres_url=postgres_url, redis_url=redis_url, heartbeat_s=HEARTBEAT_S) as stack,
         open_redis(redis_url) as opened,
         open_postgres(postgres_url) as postgres,
     ):
-        door = Door(stack, opened, postgres, redis_url)
+        await client.flushdb()
+        door = Door(stack, opened, client, postgres, redis_url)
         for _ in range(gateways):
             await door.add_gateway(env)
         yield door

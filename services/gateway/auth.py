@@ -1,4 +1,4 @@
-"""Who calls, and what they may: API keys, checked against Postgres and remembered for a few seconds.
+"""Who calls, and what they may: API keys, checked against Postgres and remembered for a few seconds; stream tokens.
 
 Promises: a verdict, good or bad, is at most `VERDICT_TTL_S` old; however many requests arrive with a key, one look-up
           is under way for it; memory is bounded, and a flood of wrong keys pushes out no right ones.
@@ -7,12 +7,14 @@ Used by:  every handler but the public documents. What lies outside a key's reac
 
 import asyncio
 import time
+from collections.abc import Collection
 
 from common.ids import UserId
 from common.store.tokens import API_KEY_PREFIX, ApiKey, Tokens, hash_of
-from gateway import problems
-from gateway.http import Request
+from gateway import problems, stream_tokens
 from gateway.problems import Refusal
+from gateway.request import Request
+from gateway.stream_tokens import StreamTokens
 
 # How long a revoked key may still work, and a new one that was tried too early may not.
 VERDICT_TTL_S = 10.0
@@ -24,8 +26,9 @@ KEY_CHARACTERS_MAX = 100
 class Auth:
     """The credential check of one process."""
 
-    def __init__(self, tokens: Tokens) -> None:
+    def __init__(self, tokens: Tokens, stream_tokens: StreamTokens) -> None:
         self._tokens = tokens
+        self._stream_tokens = stream_tokens
         self._good: dict[bytes, tuple[float, ApiKey]] = {}
         self._bad: dict[bytes, float] = {}
         self._lookups: dict[bytes, asyncio.Task[ApiKey | None]] = {}
@@ -37,7 +40,7 @@ class Auth:
             Refusal: no good key, or not this scope.
             StoreUnavailable: the key is not remembered and cannot be looked up.
         """
-        key = await self._verdict(_bearer(request))
+        key = await self._verdict(_api_key(request))
         if key is None:
             raise _unauthenticated("the API key is not known, or was revoked", error=b'error="invalid_token"')
         if scope not in key.scopes:
@@ -51,10 +54,40 @@ class Auth:
     async def require_for_user(self, request: Request, scope: str) -> UserId:
         """The user in the path, if the caller's key covers `scope` and reaches the user. Raises: as `require`."""
         key = await self.require(request, scope)
-        user = request.user()
+        user = request.id("user")
         if not key.reaches(user):
             raise problems.not_found("user")
         return UserId(user)
+
+    async def require_for_runs(self, request: Request) -> ApiKey:
+        """The caller's key, if it reaches runs; these belong to no user. Raises: as `require`."""
+        key = await self.require(request, "runs")
+        if key.users is not None:
+            raise Refusal(
+                problems.INSUFFICIENT_SCOPE, "this needs an API key that is not bound to users: runs belong to none"
+            )
+        return key
+
+    async def require_for_streams(self, request: Request, runs: Collection[str]) -> None:
+        """Let the caller read the events of these runs: an API key that reaches runs, or a token that names them all.
+
+        Raises:
+            Refusal: no good credential, or one for other streams.
+            StoreUnavailable: as `require`.
+        """
+        in_query = request.query("access_token")
+        if in_query is not None and request.values(b"authorization"):
+            raise Refusal(problems.INVALID_REQUEST, "a credential is given both in Authorization and in access_token")
+        token = _bearer(request) if in_query is None else in_query
+        if in_query is None and not token.startswith(stream_tokens.PREFIX):
+            await self.require_for_runs(request)
+            return
+        # An API key is refused here: a query string ends up in the logs of everything on the way.
+        opens = self._stream_tokens.verify(token, time.time_ns() // 1_000_000)
+        if opens is None:
+            raise _unauthenticated("the stream token is not valid, or has expired", error=b'error="invalid_token"')
+        if not opens.issuperset(runs):
+            raise problems.not_found("run")
 
     async def _verdict(self, value: str) -> ApiKey | None:
         digest = hash_of(value)
@@ -98,7 +131,12 @@ def _bearer(request: Request) -> str:
     kind, _, value = values[0].partition(" ")
     value = value.strip(" ")
     if kind.lower() != "bearer" or not value:
-        raise _unauthenticated("the header Authorization is not `Bearer` and an API key")
+        raise _unauthenticated("the header Authorization is not `Bearer` and a credential")
+    return value
+
+
+def _api_key(request: Request) -> str:
+    value = _bearer(request)
     if not value.startswith(API_KEY_PREFIX) or len(value) > KEY_CHARACTERS_MAX or not value.isascii():
         raise _unauthenticated(f"this is no API key: those begin with {API_KEY_PREFIX}", error=b'error="invalid_token"')
     return value

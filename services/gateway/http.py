@@ -1,20 +1,17 @@
-"""HTTP as the gateway speaks it: the route table, requests, answers, and the one ASGI application that joins them.
+"""HTTP as the gateway speaks it: routes, answers, streams, and the one ASGI application that joins them.
 
-Owns:     dispatch, reading bodies, X-Request-Id, turning errors into problems, counting requests.
-Promises: every request gets an answer, and every refusal is a problem; a body over the limit is counted by us and
-          refused readably, with or without Content-Length; no header value, query or body is logged.
+Owns:     dispatch, X-Request-Id, turning errors into problems, counting requests (`request` reads them).
+Promises: every request gets an answer, and every refusal is a problem; no header value, query or body is logged.
 Used by:  `app` builds `Application` from the handlers' routes; `openapi` describes the same routes.
 """
 
-import asyncio
 import re
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 from urllib.parse import parse_qsl
 
-import msgspec
 import structlog
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -24,21 +21,12 @@ from common.process.logs import request_id
 from gateway import problems
 from gateway.metrics import GatewayMetrics
 from gateway.problems import Kind, Refusal
-from towline.wire import ids, json
+from gateway.request import ClientGone, Header, Request
 
 logger = structlog.get_logger(__name__)
 
-# A body of the largest permitted size over a slow line; longer, and a trickle holds a connection for ever.
-BODY_TIMEOUT_S = 30.0
-# How much of a body that is too large is read and thrown away, so that a caller who is still sending can read the
-# answer instead of a connection reset.
-DRAIN_BYTES_MAX = 1024 * 1024
-
 JSON = b"application/json"
 EXPOSED_HEADERS = ("X-Request-Id", "Location", "Retry-After", "Idempotent-Replayed", "Preference-Applied")
-
-Header = tuple[bytes, bytes]
-Body = TypeVar("Body")
 
 
 class Answer(NamedTuple):
@@ -48,6 +36,22 @@ class Answer(NamedTuple):
     body: bytes = b""
     headers: tuple[Header, ...] = ()
     content_type: bytes = JSON
+
+
+Write = Callable[[bytes], Awaitable[None]]
+
+
+class Stream(NamedTuple):
+    """A response that lasts: its head, and who writes its body.
+
+    Attributes:
+        write: called once the head is out, with what sends some bytes and waits while the connection is full; returns
+            at the end of the response, False if it is to be broken off instead. Not called for HEAD.
+    """
+
+    headers: tuple[Header, ...]
+    content_type: bytes
+    write: Callable[[Write], Awaitable[bool]]
 
 
 class Parameter(NamedTuple):
@@ -70,11 +74,12 @@ class Route:
         body: struct of the request's body; None: there is none.
         answers: by status, the struct of the body (None: empty) and when it is given.
         problems: every refusal of this operation beside those that any operation may give.
+        streams: status 200 is an event stream, unless the caller asks for JSON; a stream token opens it, too.
     """
 
     method: str
     template: str
-    handler: "Callable[[Request], Awaitable[Answer]]"
+    handler: "Callable[[Request], Awaitable[Answer | Stream]]"
     summary: str
     answers: Mapping[int, tuple[Any, str]]
     scope: str | None = None
@@ -82,99 +87,7 @@ class Route:
     parameters: Sequence[Parameter] = ()
     body: Any = None
     problems: Sequence[Kind] = ()
-
-
-class Request:
-    """One request, as a handler sees it."""
-
-    __slots__ = ("_headers", "_query", "_receive", "body_bytes_max", "params")
-
-    def __init__(
-        self,
-        headers: Sequence[Header],
-        receive: Receive,
-        *,
-        params: Mapping[str, str],
-        query: Mapping[str, str],
-        body_bytes_max: int,
-    ) -> None:
-        self._headers: dict[bytes, list[str]] = {}
-        for name, value in headers:
-            self._headers.setdefault(name, []).append(value.decode("latin-1"))
-        self.params = params
-        self.body_bytes_max = body_bytes_max
-        self._receive = receive
-        self._query = query
-
-    def values(self, name: bytes) -> list[str]:
-        """All values of a header, named in lower case."""
-        return self._headers.get(name, [])
-
-    def query(self, name: str) -> str | None:
-        """One query parameter."""
-        return self._query.get(name)
-
-    def user(self) -> str:
-        """The path's user id. Raises: Refusal, if it is none."""
-        user = self.params["user"]
-        if not ids.is_id(user):
-            raise Refusal(
-                problems.INVALID_REQUEST,
-                "the user id in the path is not 1 to 200 of A-Z a-z 0-9 . _ : @ - beginning with a letter or digit",
-            )
-        return user
-
-    async def read(self, body: type[Body]) -> Body:
-        """Read and check the JSON body. Raises: Refusal, naming the place of what is wrong."""
-        self._check_media_type()
-        data = await self._read_bytes()
-        try:
-            return msgspec.convert(json.loads(data), body)
-        except json.JsonProblem as problem:
-            raise Refusal(problems.INVALID_REQUEST, f"the body: {problem}", place=problem.place) from None
-        except msgspec.ValidationError as error:
-            detail, _, place = str(error).partition(" - at ")
-            place = place.strip("`") or "$"
-            raise Refusal(problems.INVALID_REQUEST, f"the body: {detail} at {place}", place=place) from None
-
-    async def disconnected(self) -> None:
-        """Return when the client has gone; for handlers that wait, after the body was read."""
-        while (await self._receive())["type"] != "http.disconnect":
-            pass
-
-    def _check_media_type(self) -> None:
-        given = self.values(b"content-type")
-        media_type, _, parameters = (given[0] if len(given) == 1 else "").lower().partition(";")
-        charset = parameters.strip().removeprefix("charset=").strip('"') if "charset=" in parameters else "utf-8"
-        if media_type.strip() != "application/json" or charset != "utf-8":
-            raise Refusal(problems.UNSUPPORTED_MEDIA_TYPE, "the header Content-Type must be application/json, in UTF-8")
-        if any(value.strip().lower() not in ("", "identity") for value in self.values(b"content-encoding")):
-            raise Refusal(problems.UNSUPPORTED_MEDIA_TYPE, "the header Content-Encoding must not be set")
-
-    async def _read_bytes(self) -> bytes:
-        chunks: list[bytes] = []
-        size = 0
-        try:
-            async with asyncio.timeout(BODY_TIMEOUT_S):
-                while size <= self.body_bytes_max + DRAIN_BYTES_MAX:
-                    message = await self._receive()
-                    if message["type"] == "http.disconnect":
-                        raise ClientGone
-                    chunk = message.get("body", b"")
-                    size += len(chunk)
-                    if size <= self.body_bytes_max:
-                        chunks.append(chunk)
-                    if not message.get("more_body", False):
-                        break
-        except TimeoutError:
-            raise Refusal(problems.BODY_TIMEOUT, f"the body was not complete within {BODY_TIMEOUT_S:g} s") from None
-        if size > self.body_bytes_max:
-            raise Refusal(problems.BODY_TOO_LARGE, f"the body is larger than {self.body_bytes_max} bytes")
-        return chunks[0] if len(chunks) == 1 else b"".join(chunks)
-
-
-class ClientGone(Exception):
-    """The client closed the connection before it had its answer."""
+    streams: bool = False
 
 
 class Application:
@@ -196,7 +109,7 @@ class Application:
             self._inner = CORSMiddleware(
                 self._dispatch,
                 allow_origins=cors_origins,
-                allow_methods=("GET", "POST", "DELETE"),
+                allow_methods=("GET", "POST", "PUT", "DELETE"),
                 allow_headers=("*",),
                 expose_headers=EXPOSED_HEADERS,
             )
@@ -212,18 +125,9 @@ class Application:
         request = request_id(given.decode("latin-1") if given else None)
         structlog.contextvars.bind_contextvars(request_id=request)
         id_header = (b"x-request-id", request.encode())
-        status = 499  # the client left before there was an answer; never sent
+        answered = False
 
-        async def send_with_id(message: Message) -> None:
-            nonlocal status
-            if message["type"] == "http.response.start":
-                status = message["status"]
-                message["headers"] = [*message["headers"], id_header]
-            await send(message)
-
-        try:
-            await self._inner(scope, receive, send_with_id)
-        finally:
+        def observe(status: int) -> None:
             self._metrics.observe_request(
                 route=scope.get("towline.route"),
                 method=scope["method"],
@@ -231,9 +135,23 @@ class Application:
                 seconds=time.perf_counter() - began,
             )
 
+        async def send_with_id(message: Message) -> None:
+            nonlocal answered
+            if message["type"] == "http.response.start":
+                answered = True
+                observe(message["status"])  # now: a stream's end may be hours away
+                message["headers"] = [*message["headers"], id_header]
+            await send(message)
+
+        try:
+            await self._inner(scope, receive, send_with_id)
+        finally:
+            if not answered:
+                observe(499)  # the client left before there was an answer; never sent
+
     async def _dispatch(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            answer = await self._answer(scope, receive)
+            answer: Answer | Stream = await self._answer(scope, receive)
         except ClientGone:
             return
         except Refusal as refusal:
@@ -244,6 +162,9 @@ class Application:
         except Exception:
             logger.exception("request_failed", route=scope.get("towline.route"))
             answer = _refused(Refusal(problems.INTERNAL_ERROR, "the gateway failed; its log has the request's id"))
+        if isinstance(answer, Stream):
+            await self._send_stream(answer, scope, send)
+            return
         headers = [*answer.headers, (b"content-length", b"%d" % len(answer.body))]
         if answer.body:
             headers.append((b"content-type", answer.content_type))
@@ -252,7 +173,23 @@ class Application:
         body = b"" if scope["method"] == "HEAD" else answer.body
         await send({"type": "http.response.body", "body": body})
 
-    async def _answer(self, scope: Scope, receive: Receive) -> Answer:
+    async def _send_stream(self, stream: Stream, scope: Scope, send: Send) -> None:
+        headers = [*stream.headers, (b"content-type", stream.content_type)]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+
+        async def write(chunk: bytes) -> None:
+            await send({"type": "http.response.body", "body": chunk, "more_body": True})
+
+        try:
+            ended = scope["method"] == "HEAD" or await stream.write(write)
+        except Exception:
+            # Too late for a status; the client sees a broken body, and comes back.
+            logger.exception("stream_failed", route=scope.get("towline.route"))
+            return
+        if ended:
+            await send({"type": "http.response.body", "body": b""})
+
+    async def _answer(self, scope: Scope, receive: Receive) -> Answer | Stream:
         path = scope["path"]
         method = "GET" if scope["method"] == "HEAD" else scope["method"]
         allowed: list[str] = []

@@ -19,10 +19,11 @@ from common.store.requests import Record, Requests
 from common.store.tokens import Tokens
 from gateway import paging, problems
 from gateway.auth import Auth
-from gateway.http import Answer, ClientGone, Header, Request
+from gateway.http import Answer
 from gateway.machines import tools_of
 from gateway.metrics import GatewayMetrics
 from gateway.problems import Refusal
+from gateway.request import ClientGone, Header, Request
 from gateway.submission import Submission, preferred_wait_s, read_submission, refusal_of
 from gateway.waiters import Cut, Ended, Waiter, Waiters
 from towline.wire import json

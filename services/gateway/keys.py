@@ -7,8 +7,9 @@ from common.ids import is_uuid
 from common.store.tokens import ApiKey, KeyRow, Tokens
 from gateway import paging, problems
 from gateway.auth import Auth
-from gateway.http import Answer, Request
+from gateway.http import Answer
 from gateway.problems import Refusal
+from gateway.request import Request
 from towline.wire import api, json
 from towline.wire.api import timestamp
 

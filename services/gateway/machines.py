@@ -21,8 +21,9 @@ from common.store.redis import Redis
 from common.store.tokens import Catalogue, TokenRow, Tokens
 from gateway import paging, problems
 from gateway.auth import Auth
-from gateway.http import Answer, Request
+from gateway.http import Answer
 from gateway.problems import Refusal
+from gateway.request import Request
 from gateway.waiters import Waiters
 from towline.wire import api, json
 from towline.wire.api import timestamp

@@ -16,6 +16,7 @@ from towline.wire.api import Problem
 _REF = "#/components/schemas/{name}"
 _PATH_PARAMETERS: dict[str, dict[str, Any]] = {
     "user": {"type": "string", "pattern": "^[A-Za-z0-9][A-Za-z0-9._:@-]{0,199}$"},
+    "run": {"type": "string", "pattern": "^[A-Za-z0-9][A-Za-z0-9._:@-]{0,199}$"},
     "slug": {"type": "string", "enum": sorted(problems.KINDS)},
 }
 _UUID = {"type": "string", "format": "uuid"}
@@ -46,14 +47,18 @@ def document(routes: Sequence[Route]) -> bytes:
             "info": {
                 "title": "Towline gateway",
                 "version": _version(),
-                "description": "Jobs for users' own machines. Refusals are problems (RFC 9457), each documented at the"
+                "description": "Jobs for users' own machines, and events of runs for their watchers."
+                " Refusals are problems (RFC 9457), each documented at the"
                 " address in its `type`. Repeat a request whose fate you do not know with the same Idempotency-Key.",
                 "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
             },
             "paths": paths,
             "components": {
                 "schemas": components,
-                "securitySchemes": {"apiKey": {"type": "http", "scheme": "bearer", "bearerFormat": "tlk_..."}},
+                "securitySchemes": {
+                    "apiKey": {"type": "http", "scheme": "bearer", "bearerFormat": "tlk_..."},
+                    "streamToken": {"type": "http", "scheme": "bearer", "bearerFormat": "tls_..."},
+                },
             },
         }
     )
@@ -71,6 +76,9 @@ def _operation(route: Route, schemas: dict[Any, dict[str, Any]]) -> dict[str, An
     if route.scope:
         operation["description"] += f"\n\nNeeds an API key with the scope `{route.scope}`."
         operation["security"] = [{"apiKey": []}]
+    if route.streams:
+        operation["description"] += " A stream token that names all of the runs will do, too."
+        operation["security"] += [{"streamToken": []}]
     if route.body:
         operation["requestBody"] = {"required": True, "content": {"application/json": {"schema": schemas[route.body]}}}
     return operation
@@ -91,12 +99,17 @@ def _parameters(route: Route) -> list[dict[str, Any]]:
 def _responses(route: Route, schemas: dict[Any, dict[str, Any]]) -> dict[str, Any]:
     responses: dict[str, Any] = {}
     for status, (body, description) in route.answers.items():
-        response = {"description": description, "headers": _HEADERS | (_JOB_HEADERS if status in (200, 202) else {})}
+        response: dict[str, Any] = {
+            "description": description,
+            "headers": _HEADERS | (_JOB_HEADERS if status in (200, 202) else {}),
+        }
         if body is str:
             response["content"] = {"text/plain": {"schema": {"type": "string"}}}
         elif body is not None:
             schema = {"type": "object"} if body is dict else schemas[body]
             response["content"] = {"application/json": {"schema": schema}}
+        if route.streams and status == 200:
+            response.setdefault("content", {})["text/event-stream"] = {"schema": {"type": "string"}}
         responses[str(status)] = response
     by_status: dict[int, list[Kind]] = {}
     for kind in _problems(route):

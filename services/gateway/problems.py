@@ -82,8 +82,10 @@ UNAUTHENTICATED = Kind(
     "unauthenticated",
     401,
     "No valid credential was given",
-    "The Authorization header is missing, is not `Bearer` with an API key, or the key is unknown or revoked.",
-    "Send `Authorization: Bearer tlk_...`. A key that was just revoked may still work for up to 10 seconds.",
+    "The Authorization header is missing, is not `Bearer` with an API key, or the key is unknown or revoked; or a"
+    " stream token is not valid or has expired.",
+    "Send `Authorization: Bearer tlk_...`, or to a stream a token of `POST /v1/stream-tokens`. A key that was just"
+    " revoked may still work for up to 10 seconds.",
 )
 INSUFFICIENT_SCOPE = Kind(
     "insufficient-scope",
@@ -121,6 +123,20 @@ MACHINE_OFFLINE = Kind(
     "No sidecar of the user is connected, and the request said `if_offline: fail`. Nothing was recorded.",
     "Try again when presence says `online`, or send `if_offline: queue` with a longer `deadline_s`.",
 )
+RUN_DIFFERS = Kind(
+    "run-differs",
+    409,
+    "The run is being followed otherwise",
+    "A run of this id exists, with other sources, types or times than those in the body. Nothing was changed.",
+    "Use another id, or send the body that the run was begun with (`headers` may differ: the newest ones count).",
+)
+RUN_ENDED = Kind(
+    "run-ended",
+    409,
+    "The run has ended",
+    "A run of this id was followed and has ended; an id is not used twice.",
+    "Use a new id.",
+)
 BODY_TOO_LARGE = Kind(
     "body-too-large",
     413,
@@ -141,6 +157,13 @@ UNKNOWN_TOOL = Kind(
     "The user's machine has no such tool",
     "The machine is connected, and the catalogue that it announced does not list this name. Nothing was recorded.",
     "Choose from `GET /v1/users/{user}/tools`.",
+)
+EGRESS_REFUSED = Kind(
+    "egress-refused",
+    422,
+    "The URL may not be called",
+    "The URL of a source is not one that this installation may call (`TOWLINE_EGRESS_ALLOW`). Nothing was recorded.",
+    "Use an address that is allowed, or ask the operator to allow this one.",
 )
 KEY_REUSED = Kind(
     "idempotency-key-reused",
@@ -163,6 +186,14 @@ INTERNAL_ERROR = Kind(
     "The gateway failed",
     "A fault of the gateway; it is in its log under the request's X-Request-Id. The request may have been recorded.",
     "Repeat it with the same key: it is never run twice.",
+)
+NOT_CONFIGURED = Kind(
+    "not-configured",
+    501,
+    "This installation is not set up for it",
+    "A setting that this needs is not set: `TOWLINE_TOKEN_KEYS` for stream tokens, `TOWLINE_SECRET_KEYS` for headers"
+    " that are sent upstream. Nothing was recorded.",
+    "Ask the operator to set it.",
 )
 PRESENCE_UNKNOWN = Kind(
     "presence-unknown",

@@ -1,10 +1,14 @@
 """The route table: every operation of the public API, what serves it and what is said about it."""
 
 from gateway import openapi, paging, problems
-from gateway.http import Answer, Parameter, Request, Route
+from gateway.http import Answer, Parameter, Route
 from gateway.jobs import JobRoutes
 from gateway.keys import KeyRoutes
 from gateway.machines import MachineRoutes
+from gateway.request import Request
+from gateway.run_table import routes_of_runs, routes_of_streams
+from gateway.runs import RunRoutes
+from gateway.stream import StreamRoutes
 from towline.wire import api
 from towline.wire.api import JOB_STATES, WAIT_S_MAX
 
@@ -28,10 +32,19 @@ _ENDED = (api.Job, "The job has ended, whatever its outcome.")
 _NOT_ENDED = (api.Job, "The job is recorded and has not ended yet.")
 
 
-def routes(jobs: JobRoutes, machines: MachineRoutes, keys: KeyRoutes) -> list[Route]:
+def routes(
+    jobs: JobRoutes, machines: MachineRoutes, runs: RunRoutes, streams: StreamRoutes, keys: KeyRoutes
+) -> list[Route]:
     """The table, the most used operations first."""
     documents = Documents()
-    table = [*_of_jobs(jobs), *_of_machines(machines), *_of_keys(keys), *_of_documents(documents)]
+    table = [
+        *_of_jobs(jobs),
+        *routes_of_streams(streams),
+        *routes_of_runs(runs),
+        *_of_machines(machines),
+        *_of_keys(keys),
+        *_of_documents(documents),
+    ]
     documents.description = openapi.document(table)
     return table
 

@@ -3,9 +3,12 @@
 import re
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, SecretStr, ValidationInfo
 
+from common.process.health import Tls
+from common.process.secrets import Secrets
 from common.process.settings import CommonSettings, Port, Words
+from gateway.stream_tokens import KEY_CHARACTERS_MIN
 
 # Longest `Prefer: wait` (seconds): what proxies on the way still hold open when told to.
 WAIT_MAX_S = 300
@@ -18,6 +21,28 @@ def _check_origins(origins: tuple[str, ...]) -> tuple[str, ...]:
         if origin != "*" and not _ORIGIN.fullmatch(origin):
             raise ValueError(f"{origin!r} is no origin: scheme, host and port only, without a path")
     return origins
+
+
+def words_of(secret: SecretStr) -> tuple[str, ...]:
+    """The parts of a comma-separated secret, in their order."""
+    return tuple(part for raw in secret.get_secret_value().split(",") if (part := raw.strip()))
+
+
+def _check_token_keys(keys: SecretStr) -> SecretStr:
+    if any(len(key) < KEY_CHARACTERS_MIN for key in words_of(keys)):
+        raise ValueError("a key is too short")
+    return keys
+
+
+def _check_secret_keys(keys: SecretStr) -> SecretStr:
+    Secrets(words_of(keys))
+    return keys
+
+
+def _check_key_file(path: str, info: ValidationInfo) -> str:
+    if bool(path) != bool(info.data.get("tls_cert_file")):
+        raise ValueError("certificate and key are set together")
+    return path
 
 
 class GatewaySettings(CommonSettings):
@@ -44,6 +69,51 @@ class GatewaySettings(CommonSettings):
         le=100_000,
         description="how many callers may wait for outcomes at once; each holds a connection and some 40 KB",
     )
+    token_keys: Annotated[SecretStr, AfterValidator(_check_token_keys)] = Field(
+        SecretStr(""),
+        description="sign stream tokens: the first one signs, all verify; the same in every replica",
+        json_schema_extra={
+            "accepted": f"comma-separated, each {KEY_CHARACTERS_MIN} characters or more; empty: no stream tokens"
+        },
+    )
+    secret_keys: Annotated[SecretStr, AfterValidator(_check_secret_keys)] = Field(
+        SecretStr(""),
+        description="encrypt what is sent upstream for a caller: the first one encrypts, all decrypt; the same in every"
+        " replica of every service",
+        json_schema_extra={"accepted": "comma-separated Fernet keys; empty: no such headers are taken"},
+    )
+    sse_keepalive_s: float = Field(
+        15,
+        ge=0.1,
+        le=60,
+        description="how often a quiet event stream shows a sign of life; longer, and proxies cut it (30 s is common)",
+    )
+    sse_buffer_bytes: int = Field(
+        1024 * 1024,
+        ge=64 * 1024,
+        le=64 * 1024 * 1024,
+        description="how far the reader of an event stream may fall behind before it is closed; it comes back and"
+        " resumes. Events are held once, however many wait for them",
+    )
+    sse_drain_s: float = Field(
+        10,
+        ge=0,
+        le=300,
+        description="after the door is closed, over how long event streams are ended; shorter, and all their readers"
+        " come to the other replicas at once",
+    )
+    tls_cert_file: str = Field(
+        "",
+        description="certificate chain (PEM) of the public port, with which browsers get HTTP/2 and its many streams"
+        " over one connection; also where a proxy before it is to speak TLS",
+        json_schema_extra={"accepted": "path; empty: no TLS here"},
+    )
+    tls_key_file: Annotated[str, AfterValidator(_check_key_file)] = Field(
+        "",
+        validate_default=True,
+        description="its private key (PEM)",
+        json_schema_extra={"accepted": "path; set if and only if TOWLINE_TLS_CERT_FILE is"},
+    )
     drain_s: float = Field(
         10,
         ge=0,
@@ -51,3 +121,8 @@ class GatewaySettings(CommonSettings):
         description="after the door is closed, how long open requests and streams have to end; waiting callers are"
         " answered 202 at once, so this is for the slow",
     )
+
+    @property
+    def tls(self) -> Tls | None:
+        """Certificate and key of the public port; None: it speaks plain HTTP."""
+        return Tls(self.tls_cert_file, self.tls_key_file) if self.tls_cert_file else None

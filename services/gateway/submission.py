@@ -9,8 +9,8 @@ from common.store.jobs import Seen
 from common.store.presence import State
 from common.store.requests import NewJob, fingerprint, scope_of_user
 from gateway import problems
-from gateway.http import Request
 from gateway.problems import Refusal
+from gateway.request import Request
 from towline.wire import ids, json
 from towline.wire.api import WAIT_S_MAX, JobSubmit
 from towline.wire.frames import ARGS_BYTES_MAX

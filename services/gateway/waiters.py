@@ -1,9 +1,9 @@
 """Waiters: callers of this process that wait for an outcome or for a probe's answer.
 
-Owns:     the process's replies stream and its one blocking read; three loops, however many callers wait.
+Owns:     three loops, however many callers wait.
 Promises: a waiter is told of the terminal record, of its machine's lapse, or that this process leaves, whichever is
           first. A lost reply costs seconds, not the answer: the records of all waiters are read again and again.
-Used by:  `jobs` (wait for an outcome) and `machines` (probes).
+Used by:  `jobs` (wait for an outcome) and `machines` (probes); `fanout` reads the replies and hands them over (`take`).
 
 Register first, read the record second (rule 15). A waiter's future ends with a value of `Told`; whoever waited then
 reads the record once more before it says that there is no outcome yet.
@@ -18,9 +18,8 @@ import structlog
 
 from common.errors import StoreUnavailable
 from common.ids import GatewayId, JobId, UserId
-from common.process.backoff import Backoff
 from common.store import keys
-from common.store.control import Inbox, Note, replies_inbox
+from common.store.control import Note
 from common.store.jobs import Jobs
 from common.store.presence import state_of
 from common.store.redis import Redis
@@ -126,12 +125,13 @@ class Waiters:
         self._requests = requests
         self._timing = timing
         self._waiters_max = waiters_max
-        self._inbox: Inbox = replies_inbox(redis, gateway)
         self._waiting: dict[JobId, list[Waiter]] = {}
         self._probes: dict[str, asyncio.Future[Mapping[str, str]]] = {}
         self.count = 0
         self._leaving = False
-        self._born: bytes | None = None
+        # Jobs whose reply was too large to be inline: their records are to be read now.
+        self._unread: set[JobId] = set()
+        self._unread_due = asyncio.Event()
 
     @property
     def is_full(self) -> bool:
@@ -173,54 +173,8 @@ class Waiters:
         for waiter in self._all():
             waiter.tell(Cut.LEAVING)
 
-    async def close(self) -> None:
-        """Delete the replies stream, which no other process will read. Raises: StoreUnavailable."""
-        await self._inbox.remove()
-
-    async def run(self) -> None:
-        """Serve the waiters until cancelled."""
-        async with asyncio.TaskGroup() as group:
-            group.create_task(self._run_replies(), name="waiters-replies")
-            group.create_task(self._run_rereads(), name="waiters-rereads")
-            group.create_task(self._run_presence(), name="waiters-presence")
-
-    async def _run_replies(self) -> None:
-        """Read replies."""
-        backoff = Backoff(first_s=0.05, cap_s=2.0)
-        while True:
-            try:
-                notes = await self._inbox.read()
-            except StoreUnavailable as error:
-                logger.warning("replies_unread", problem=str(error))
-                await asyncio.sleep(backoff.next_s())
-                await self._rewind_if_reborn()
-                continue
-            backoff.reset()
-            try:
-                await self._deliver(notes)
-            except Exception:
-                # One reply that cannot be read must not end the process; the rereads find what it was to say.
-                logger.exception("replies_undelivered", replies=len(notes))
-
-    async def _run_rereads(self) -> None:
-        """Read the records of all waiters every few seconds: the net under lost replies."""
-        while True:
-            await asyncio.sleep(REREAD_EVERY_S)
-            await self._reread(list(self._waiting))
-
-    async def _run_presence(self) -> None:
-        """Once per heartbeat keep the replies stream, and look whether the waiters' machines are there."""
-        while True:
-            await asyncio.sleep(self._timing.heartbeat_s)
-            try:
-                await self._inbox.keep_alive()
-                await self._rewind_if_reborn()
-                await self._tell_lapses()
-            except StoreUnavailable as error:
-                logger.warning("waiters_presence_unread", waiters=self.count, problem=str(error))
-
-    async def _deliver(self, notes: Iterable[Note]) -> None:
-        unread: list[JobId] = []
+    def take(self, notes: Iterable[Note]) -> None:
+        """Tell whoever waits for these replies."""
         for note in notes:
             if nonce := note.fields.get("probe"):
                 if (future := self._probes.get(nonce)) and not future.done():
@@ -232,8 +186,38 @@ class Waiters:
             if text := note.fields.get("record"):
                 self._tell(job, _ended_decoder.decode(text))
             else:
-                unread.append(job)
-        await self._reread(unread)
+                self._unread.add(job)
+                self._unread_due.set()
+
+    async def run(self) -> None:
+        """Serve the waiters until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._run_unread(), name="waiters-unread")
+            group.create_task(self._run_rereads(), name="waiters-rereads")
+            group.create_task(self._run_presence(), name="waiters-presence")
+
+    async def _run_unread(self) -> None:
+        """Read the records that replies named."""
+        while True:
+            await self._unread_due.wait()
+            self._unread_due.clear()
+            unread, self._unread = self._unread, set()
+            await self._reread(list(unread))
+
+    async def _run_rereads(self) -> None:
+        """Read the records of all waiters every few seconds: the net under lost replies."""
+        while True:
+            await asyncio.sleep(REREAD_EVERY_S)
+            await self._reread(list(self._waiting))
+
+    async def _run_presence(self) -> None:
+        """Once per heartbeat look whether the waiters' machines are there."""
+        while True:
+            await asyncio.sleep(self._timing.heartbeat_s)
+            try:
+                await self._tell_lapses()
+            except StoreUnavailable as error:
+                logger.warning("waiters_presence_unread", waiters=self.count, problem=str(error))
 
     async def _reread(self, jobs: list[JobId]) -> None:
         for start in range(0, len(jobs), REREAD_RECORDS_MAX):
@@ -259,18 +243,6 @@ class Waiters:
                 if state == "offline" and waiter.online:
                     waiter.tell(Cut.OFFLINE)
                 waiter.online = waiter.online or state in ("online", "reconnecting")
-
-    async def _rewind_if_reborn(self) -> None:
-        """After a loss of everything in Redis new ids may be lower than those already read."""
-        try:
-            (born,) = await self._redis.send_many([("GET", keys.BORN)])
-        except StoreUnavailable:
-            return
-        if isinstance(born, bytes) and born != self._born:
-            if self._born is not None:
-                logger.info("redis_reborn")
-                self._inbox.rewind()
-            self._born = born
 
     def _tell(self, job: JobId, told: Told) -> None:
         for waiter in self._waiting.get(job, ()):

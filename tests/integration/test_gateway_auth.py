@@ -14,8 +14,9 @@ from support import eventually
 
 from common.store.tokens import ApiKey, Tokens
 from gateway.auth import Auth
-from gateway.http import Request
 from gateway.problems import Refusal
+from gateway.request import Request
+from gateway.stream_tokens import StreamTokens
 from harness.servers import Servers
 
 JOB = {"name": "write", "if_offline": "queue"}
@@ -172,7 +173,7 @@ class CountedTokens(Tokens):
 async def test_verdicts_are_remembered(door: Door, is_good: bool) -> None:
     """A hundred calls with one key at once cost one look-up, good or bad, and more calls none."""
     tokens = CountedTokens(door.postgres)
-    auth = Auth(tokens)
+    auth = Auth(tokens, StreamTokens(()))
     key = await mint(door, ["jobs"]) if is_good else "tlk_" + secrets.token_urlsafe(32)
     for _ in range(2):
         checks = (auth.require(_request(key), "jobs") for _ in range(100))
@@ -185,7 +186,7 @@ async def test_a_flood_of_wrong_keys_pushes_out_no_right_one(door: Door, monkeyp
     """Memory is bounded, and good verdicts are kept apart from bad ones."""
     monkeypatch.setattr("gateway.auth.VERDICTS_MAX", 5)
     tokens = CountedTokens(door.postgres)
-    auth = Auth(tokens)
+    auth = Auth(tokens, StreamTokens(()))
     good = await mint(door, ["jobs"])
     await auth.require(_request(good), "jobs")
     for n in range(20):

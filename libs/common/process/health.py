@@ -13,7 +13,7 @@ import socket
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from datetime import UTC, datetime
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import hypercorn.asyncio
 import structlog
@@ -61,6 +61,13 @@ LOOP_BLOCKED_S = 1.0
 Check = Callable[[], Awaitable[object]]
 
 
+class Tls(NamedTuple):
+    """Files (PEM) of a certificate chain and its private key; with them HTTP/2 is offered, too."""
+
+    cert_file: str
+    key_file: str
+
+
 def open_listener(host: str, port: int) -> socket.socket:
     """Bind and listen: from now on connections are queued, not refused. Port 0 takes a free one.
 
@@ -85,6 +92,7 @@ async def serve(
     stop: asyncio.Event,
     budget_s: float,
     closing: asyncio.Event | None = None,
+    tls: Tls | None = None,
 ) -> None:
     """Serve until `stop` is set, then close the listener, wait for open requests and return.
 
@@ -96,10 +104,16 @@ async def serve(
             Streams must end by themselves before: only they can say goodbye.
         closing: from when on responses tell their clients to close the connection (HTTP/1.1), so that kept-alive
             ones move to another replica before this one stops.
+        tls: None: plain HTTP.
+
+    Raises:
+        OSError, ssl.SSLError: the certificate or its key cannot be read.
     """
     door = _Door(app, closing)
     trigger = asyncio.Event()
-    serving = hypercorn.asyncio.serve(cast("Any", door), _config(listener, budget_s), shutdown_trigger=trigger.wait)
+    serving = hypercorn.asyncio.serve(
+        cast("Any", door), _config(listener, budget_s, tls), shutdown_trigger=trigger.wait
+    )
     server = asyncio.create_task(serving, name="hypercorn")
     stopping = asyncio.create_task(stop.wait(), name="http-stop")
     try:
@@ -121,8 +135,10 @@ async def serve(
         logger.warning("http_close_failed", exc_info=error)
 
 
-def _config(listener: socket.socket, budget_s: float) -> Config:
+def _config(listener: socket.socket, budget_s: float, tls: Tls | None) -> Config:
     config = Config()
+    if tls is not None:
+        config.certfile, config.keyfile = tls
     config.bind = [f"fd://{listener.detach()}"]
     config.backlog = BACKLOG
     config.accesslog = None  # it would write query strings

@@ -2,7 +2,8 @@
 
 Owns:     `bridge:control`, `bridge:replies`.
 Promises: nothing: a note may be lost (a flush, a trim), and everything works without it, later. Notes are wake-ups.
-Used by:  the gateway (probe, cancel, close; reads replies), the worker (reads control; answers probes).
+Used by:  the gateway (probe, cancel, close; reads replies, and wakes itself by one), the worker (reads control;
+          answers probes).
 """
 
 from collections.abc import Mapping
@@ -11,6 +12,9 @@ from typing import NamedTuple
 from common.ids import GatewayId, WorkerId
 from common.store import keys
 from common.store.redis import Reader, Redis
+
+# An entry of any stream: its id and its fields.
+Entry = tuple[str, dict[bytes, bytes]]
 
 
 class Note(NamedTuple):
@@ -21,7 +25,7 @@ class Note(NamedTuple):
 
 
 class Inbox:
-    """The one blocking read of a process: its own stream, from where it left off."""
+    """The one blocking read of a process: its own stream, from where it left off, and for a gateway those it serves."""
 
     def __init__(self, redis: Redis, reader: Reader, stream: str) -> None:
         self._redis = redis
@@ -32,12 +36,24 @@ class Inbox:
 
     async def read(self) -> list[Note]:
         """Wait up to 5 s for notes. Raises: StoreUnavailable (read again; nothing is skipped)."""
-        notes: list[Note] = []
-        for _, entries in await self._reader.read({self._stream: self._last}):
-            for entry_id, fields in entries:
-                self._last = entry_id
-                notes.append(Note(entry_id, {k.decode(): v.decode() for k, v in fields.items()}))
+        notes, _ = await self.read_beside({})
         return notes
+
+    async def read_beside(self, streams: Mapping[str, str]) -> tuple[list[Note], dict[str, list[Entry]]]:
+        """Wait up to 5 s for notes or for entries of other streams, in one call.
+
+        Args:
+            streams: by key, the id after which to read; what they bring is not remembered here.
+
+        Raises:
+            StoreUnavailable: read again; nothing is skipped.
+        """
+        found = dict(await self._reader.read({**streams, self._stream: self._last}))
+        notes: list[Note] = []
+        for entry_id, fields in found.pop(self._stream, ()):
+            self._last = entry_id
+            notes.append(Note(entry_id, {k.decode(): v.decode() for k, v in fields.items()}))
+        return notes, found
 
     def rewind(self) -> None:
         """Read from 0 again: after a Redis loss new ids may be lower than those seen (rule 13, `bridge:born`)."""

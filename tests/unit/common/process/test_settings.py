@@ -7,10 +7,11 @@ from pydantic import ValidationError
 
 from common.process.settings import CommonSettings, SettingsError, describe, load, unknown_variables
 from gateway.settings import GatewaySettings
+from relay.settings import RelaySettings
 from worker.settings import WorkerSettings
 
 SECRET = "hunter2"
-SERVICES = [GatewaySettings, WorkerSettings]
+SERVICES = [GatewaySettings, WorkerSettings, RelaySettings]
 
 
 @pytest.fixture(autouse=True)
@@ -131,4 +132,4 @@ def test_every_variable_is_described(cls: type[CommonSettings]) -> None:
     assert all(row.accepted and len(row.reason) > 20 for row in rows)
     # A bound without a unit is a number nobody can judge.
     numbers = [row.name for row in rows if "number" in row.accepted and not row.name.endswith("_PORT")]
-    assert all(name.endswith(("_S", "_BYTES_MAX", "SOCKETS_MAX", "WAITERS_MAX")) for name in numbers)
+    assert all(name.endswith(("_S", "_BYTES", "_BYTES_MAX", "SOCKETS_MAX", "WAITERS_MAX")) for name in numbers)

@@ -28,7 +28,7 @@ from towline.wire import api
 from towline.wire.ids import is_id
 
 # Each has its settings in `{service}.settings`. By name: services stand above this library, which imports none of them.
-SERVICES = ("gateway", "worker")
+SERVICES = ("gateway", "worker", "relay")
 
 T = TypeVar("T")
 

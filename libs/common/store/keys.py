@@ -117,8 +117,8 @@ def replies(gateway: GatewayId) -> str:
 
 # ---- runs: leased by relays, written by each run's owner, read by gateways
 
-# How long a relay that died holds its runs. Three refreshes may be lost before a living one lets go of them.
-LEASE_TTL_S = 4.0
+# How long a relay that died holds its runs. Two refreshes may be lost before a living one lets go of them.
+LEASE_TTL_S = 3.0
 LEASE_REFRESH_EVERY_S = 1.0
 
 RELAYS = "relay:members"  # zset: relay -> milliseconds of Redis's clock when it last said that it lives

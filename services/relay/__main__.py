@@ -1,0 +1,32 @@
+"""`python -m relay`: read the environment once, then serve."""
+
+import sys
+
+import structlog
+
+from common.process import logs
+from common.process.lifecycle import run_service
+from common.process.metrics import new_registry
+from common.process.settings import SettingsError, load, unknown_variables
+from relay.app import run
+from relay.settings import RelaySettings
+
+logger = structlog.get_logger(__name__)
+
+
+def main() -> int:
+    """Run a relay to its end; returns the exit code (2: the settings are wrong)."""
+    try:
+        settings = load(RelaySettings)
+    except SettingsError as error:
+        print(error, file=sys.stderr)
+        return 2
+    logs.configure(service="relay", level=settings.log_level, log_format=settings.log_format)
+    if unknown := unknown_variables(RelaySettings):
+        logger.warning("settings_unknown", names=unknown)
+    registry = new_registry()
+    return run_service(lambda lifecycle: run(settings, lifecycle, registry))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

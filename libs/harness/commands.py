@@ -14,9 +14,9 @@ import typer
 from rich.console import Console
 
 from harness.bench.ground import BenchFailed
-from harness.bench.jobs import ROWS
 from harness.bench.profiling import Profiled, run_profile
 from harness.bench.rounds import run_bench
+from harness.bench.rows import ROWS
 from harness.carriers import ServerMissing
 from harness.demo import StepFailed, run_demo
 from harness.drills.catalogue import DRILLS, story
@@ -44,7 +44,7 @@ RESULTS_DIRECTORY = Path("bench-results")
 def demo_() -> None:
     """Show what Towline promises, on real processes of this machine, then stay up until Ctrl-C.
 
-    Starts PostgreSQL, Valkey, two gateways, two workers and a sidecar, and leaves nothing behind.
+    Starts PostgreSQL, Valkey, two gateways, two workers, two relays and a sidecar, and leaves nothing behind.
     """
     _run(run_demo(Console()))
 
@@ -54,13 +54,14 @@ def up_(
     *,
     gateways: Annotated[int, typer.Option(min=1, max=8, help="How many gateways.")] = 1,
     workers: Annotated[int, typer.Option(min=1, max=8, help="How many workers.")] = 1,
+    relays: Annotated[int, typer.Option(min=1, max=8, help="How many relays.")] = 1,
     heartbeat_s: Annotated[float, typer.Option(min=0.2, max=60, help="How often presence is refreshed.")] = 10.0,
 ) -> None:
     """Run the product on this machine until Ctrl-C; data and logs stay in `.towline/up`."""
-    _run(_run_up(Console(), gateways, workers, heartbeat_s))
+    _run(_run_up(Console(), gateways, workers, relays, heartbeat_s))
 
 
-async def _run_up(console: Console, gateways: int, workers: int, heartbeat_s: float) -> None:
+async def _run_up(console: Console, gateways: int, workers: int, relays: int, heartbeat_s: float) -> None:
     directory = STATE_DIRECTORY.absolute() / "up"
     console.print("starting PostgreSQL and Valkey")
     async with (
@@ -75,9 +76,12 @@ async def _run_up(console: Console, gateways: int, workers: int, heartbeat_s: fl
                 group.create_task(stack.add_gateway())
             for _ in range(workers):
                 group.create_task(stack.add_worker())
+            for _ in range(relays):
+                group.create_task(stack.add_relay())
         lines = [f"gateway  {gateway.url}" for gateway in stack.gateways]
         lines += [f"worker   {worker.bridge_url}" for worker in stack.workers]
-        lines += [f"sidecars dial {stack.bridge_url}", f"logs     {directory / 'stack'}", ""]
+        lines += [f"sidecars dial {stack.bridge_url}", "relays follow sources on 127.0.0.1 and localhost"]
+        lines += [f"logs     {directory / 'stack'}", ""]
         lines += [f"export TOWLINE_URL={stack.gateways[0].url}", f"export TOWLINE_API_KEY={stack.api_key}"]
         lines += ["", "For `towline queues` and `towline keys`, which go to the stores themselves:"]
         lines += [f"export DATABASE_URL='{urls.postgres_url}'", f"export REDIS_URL='{urls.redis_url}'", ""]
@@ -125,7 +129,7 @@ _HeartbeatS = Annotated[float, typer.Option("--heartbeat-s", min=0.5, max=10, he
 def drill_list() -> None:
     """Say what there is."""
     for name in DRILLS:
-        typer.echo(f"{name:17} {story(name)}")
+        typer.echo(f"{name:27} {story(name)}")
 
 
 @drill.command("run")
@@ -192,7 +196,7 @@ def soak_(
 
 async def _run_soak(console: Console, plan: Plan) -> None:
     directory = STATE_DIRECTORY.absolute() / "soak"
-    console.print(f"seed {plan.seed}: {len(plan.requests)} requests, {len(plan.faults)} faults")
+    console.print(f"seed {plan.seed}: {len(plan.requests)} requests, {len(plan.runs)} runs, {len(plan.faults)} faults")
     with console.status("starting") as status:
         history = await run_soak(plan, directory, status.update)
     console.print(f"history: {directory / HISTORY}", highlight=False, soft_wrap=True)

@@ -6,26 +6,33 @@ the demonstration with an error.
 
 import asyncio
 import contextlib
+import json
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 
-import httpx
 from msgspec import UNSET
 from rich.console import Console
 
+from harness.agent import Agent, Script
 from harness.demo_tools import EXECUTIONS_VARIABLE
 from harness.runner import temporary_directory
 from harness.servers import open_servers
-from harness.stack import Stack, Worker
-from towline.client import Client, outcome_of
-from towline.wire import api
+from harness.stack import Service, Stack
+from towline.client import Client, End, Gap, RunEvent, SourceFollow, outcome_of
+from towline.wire import api, events
 
 USER = "ada"
 PAGE = b"<h1>intranet: lunch is at noon</h1>"
 LONG_JOB_S = 4.0
 KILLED_JOB_S = 3.0
 KILLED_WITHIN_S = 20.0
+
+RUN = "lunch-7"
+RUN_EVENTS_PER_S = 20.0
+# How many events the watcher sees before the relay is killed, and again after that, before the agent is done.
+RUN_EVENTS = 30
+RUN_WITHIN_S = 40.0
 
 
 class StepFailed(Exception):
@@ -64,11 +71,12 @@ async def run_demo(console: Console) -> None:
             stack = await cleanup.enter_async_context(
                 Stack(directory / "stack", postgres_url=servers.postgres_url, redis_url=servers.redis_url)
             )
-            say("starting two gateways and two workers")
+            say("starting two gateways, two workers and two relays")
             async with asyncio.TaskGroup() as group:
                 for _ in range(2):
                     group.create_task(stack.add_gateway())
                     group.create_task(stack.add_worker())
+                    group.create_task(stack.add_relay())
             say(f"starting a sidecar: the laptop of {USER!r}, who dials out and can be dialled by nobody")
             await stack.add_sidecar(
                 USER,
@@ -85,6 +93,8 @@ async def run_demo(console: Console) -> None:
             await _probe_while_busy(say, one, two)
             await _page(say, one, page_url)
             await _killed_worker(say, stack, one, executions)
+            async with Agent() as agent:
+                await _killed_relay(say, stack, one, two, agent)
             say("[bold green]the timeline is complete[/bold green]")
             _invite(console, stack)
             await asyncio.Event().wait()
@@ -129,7 +139,7 @@ async def _killed_worker(say: Callable[[str], None], stack: Stack, one: Client, 
     while "order-17" not in executions.read_text():
         expect(time.monotonic() < deadline, "fill_form did not start")
         await asyncio.sleep(0.02)
-    worker = await worker_with_a_socket(stack)
+    worker = await _holder(stack.workers, "towline_bridge_sockets")
     say(f"the laptop fills a form for {KILLED_JOB_S:g} s; killing {worker.name} (SIGKILL) in the middle of it")
     worker.kill()
     killed = time.monotonic()
@@ -144,15 +154,51 @@ async def _killed_worker(say: Callable[[str], None], stack: Stack, one: Client, 
     say(f"{worker.name} is back")
 
 
-async def worker_with_a_socket(stack: Stack) -> Worker:
-    """The first worker that says it holds a machine's socket."""
-    async with httpx.AsyncClient() as http:
-        for worker in stack.workers:
-            with contextlib.suppress(httpx.HTTPError):
-                text = (await http.get(f"http://127.0.0.1:{worker.admin_port}/metrics")).text
-                if "\ntowline_bridge_sockets 1.0" in text:
-                    return worker
-    raise StepFailed("no worker holds the machine")
+async def _killed_relay(say: Callable[[str], None], stack: Stack, one: Client, two: Client, agent: Agent) -> None:
+    stream = agent.add("agent", Script(rate=RUN_EVENTS_PER_S))
+    await one.follow_run(RUN, [SourceFollow("agent", agent.url("agent"), "ids")])
+    say(f"gateway 1: run {RUN!r} is followed: an agent in the cloud that says {RUN_EVENTS_PER_S:g} events a second")
+    seen: list[int] = []
+    killed: Service | None = None
+    said, killed_at = 0, 0.0  # the agent's newest number when the relay was killed, and when that was
+    enough = 0  # the number with which the agent's work is done, once the other relay has taken over
+    async with asyncio.timeout(RUN_WITHIN_S):
+        async for item in two.events(RUN):
+            expect(not isinstance(item, Gap), f"the watcher was told of a gap: {item}")
+            if isinstance(item, End):
+                say(f"gateway 2: the run has ended, {item.state}, and the watcher was told")
+            if not isinstance(item, RunEvent) or events.is_own(item.type):
+                continue
+            seen.append(json.loads(item.data)["n"])
+            if killed is None and len(seen) == RUN_EVENTS:
+                killed = await _holder(stack.relays, "towline_relay_runs_owned")
+                killed.kill()
+                said, killed_at = stream.emitted, time.monotonic()
+                say(f"gateway 2: a watcher has seen {len(seen)} events; killing {killed.name} (SIGKILL), which owns it")
+            elif killed is not None and seen[-1] == said + 1:
+                after_s = time.monotonic() - killed_at
+                say(f"the other relay goes on; the watcher has news again {after_s:.1f} s after the kill")
+                enough = stream.emitted + RUN_EVENTS
+            elif seen[-1] == enough:
+                stream.end()
+    assert killed is not None, "a relay was killed on the way"
+    expect(len(stream.requests) == 2, f"the agent was asked {len(stream.requests)} times, not once by each relay")
+    everything = list(range(1, stream.emitted + 1))
+    expect(set(seen) == set(everything), f"of {stream.emitted} events the watcher has seen {len(set(seen))}")
+    expect(seen == everything, "events came twice, or out of order")
+    say(f"the watcher has seen {len(seen)} events of {stream.emitted}: none missing, none twice, in order")
+    await killed.wait(within_s=KILLED_WITHIN_S)
+    await killed.start_ready()
+    say(f"{killed.name} is back")
+
+
+async def _holder(services: Sequence[Service], metric: str) -> Service:
+    """The first replica whose metric is 1: it holds what there is one of."""
+    for service in services:
+        with contextlib.suppress(OSError):
+            if (await service.read_metrics()).get(metric) == 1:
+                return service
+    raise StepFailed(f"no replica shows {metric} 1")
 
 
 def _result(job: api.Job) -> object:
@@ -172,6 +218,7 @@ Everything stays up until Ctrl-C. In another terminal:
   .venv/bin/towline jobs submit {USER} echo --arg value=hello --wait 10
   .venv/bin/towline machines probe {USER}
   .venv/bin/towline jobs list {USER}
+  .venv/bin/towline runs follow {RUN}
 
 The other gateway: {second.url}. The API: {first.url}/openapi.json
 """,

@@ -1,16 +1,22 @@
-"""The whole product on this machine: any number of gateways, workers and sidecars as real processes.
+"""The whole product on this machine: any number of gateways, workers, relays and sidecars as real processes.
 
-Owns:     one state directory with their logs, pid files and sidecars' journals, and the environment each is given.
+Owns:     one state directory with their logs, pid files, sidecars' journals and the installation's keys, and the
+          environment each is given.
 Promises: `async with Stack(...)` leaves nothing running; a service keeps its ports over kill and restart.
 """
 
+import base64
+import json
 import os
+import secrets
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import Self
+
+import httpx
 
 from common.ids import UserId
 from common.store.postgres import migrate, open_postgres
@@ -30,16 +36,32 @@ def inherited_environment() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if not name.startswith(OWN_VARIABLES)}
 
 
+def _keys_of_installation(path: Path) -> dict[str, str]:
+    """Read the keys, or make them: what the stores keep encrypted must be read again by the next start."""
+    try:
+        keys: dict[str, str] = json.loads(path.read_text())
+    except FileNotFoundError:
+        keys = {
+            name: base64.urlsafe_b64encode(secrets.token_bytes(32)).decode()
+            for name in ("TOWLINE_TOKEN_KEYS", "TOWLINE_SECRET_KEYS")
+        }
+        path.touch(mode=0o600)
+        path.write_text(json.dumps(keys))
+    return keys
+
+
 class Service(Process):
-    """A gateway or worker: `python -m {module}`, serving on one loopback port and probed on another.
+    """A gateway, worker or relay: `python -m {module}`, probed on one loopback port and serving, if at all, on another.
 
     Attributes:
-        port: where it serves; chosen at the first start and kept.
+        port: where it serves; chosen at the first start and kept; 0 for one that only calls others.
         admin_port: `/livez`, `/readyz`, `/metrics`.
     """
 
-    def __init__(self, name: str, module: str, *, port_variable: str, directory: Path, env: Mapping[str, str]) -> None:
-        """Describe a service; `port_variable` tells it the port it serves on."""
+    def __init__(
+        self, name: str, module: str, *, port_variable: str | None, directory: Path, env: Mapping[str, str]
+    ) -> None:
+        """Describe a service; `port_variable` tells it the port it serves on, None: it serves nothing."""
         super().__init__(name, [sys.executable, "-m", module], directory=directory, env=env)
         self._port_variable = port_variable
         self.port = 0
@@ -51,11 +73,14 @@ class Service(Process):
         Raises:
             ProcessFailed: it did not get ready; the message has the end of its log.
         """
-        is_first = not self.port
+        is_first = not self.admin_port
         for attempts_left in reversed(range(START_ATTEMPTS if is_first else 1)):
             if is_first:
-                self.port, self.admin_port = free_port(), free_port()
-                self.env |= {self._port_variable: str(self.port), "TOWLINE_ADMIN_PORT": str(self.admin_port)}
+                self.admin_port = free_port()
+                self.env["TOWLINE_ADMIN_PORT"] = str(self.admin_port)
+                if self._port_variable is not None:
+                    self.port = free_port()
+                    self.env[self._port_variable] = str(self.port)
             await self.start()
             try:
                 await self.wait_ready(lambda: is_http_ready(self.admin_port), within_s=READY_WITHIN_S)
@@ -65,6 +90,20 @@ class Service(Process):
                     raise
             else:
                 return
+
+    async def read_metrics(self) -> dict[str, float]:
+        """Return its metrics by sample, such as `towline_sse_clients` or `x_total{route="/y"}`.
+
+        Raises:
+            OSError: it does not answer.
+        """
+        try:
+            async with httpx.AsyncClient() as http:
+                text = (await http.get(f"http://127.0.0.1:{self.admin_port}/metrics")).raise_for_status().text
+        except httpx.HTTPError as error:
+            raise OSError(f"{self.name} does not show its metrics") from error
+        samples = (line.rpartition(" ") for line in text.splitlines() if not line.startswith("#"))
+        return {name: float(value) for name, _, value in samples}
 
 
 class Gateway(Service):
@@ -85,6 +124,10 @@ class Worker(Service):
         return f"ws://127.0.0.1:{self.port}"
 
 
+class Relay(Service):
+    """One relay replica; it calls upstreams and is called by nobody."""
+
+
 class Sidecar(Process):
     """A user's sidecar; its journal outlives its restarts."""
 
@@ -102,7 +145,7 @@ class Stack:
     """All processes of one installation, on given stores. Any number of them may be added at the same time.
 
     Attributes:
-        gateways, workers, sidecars: in the order they were added, those that are not running included.
+        gateways, workers, relays, sidecars: in the order they were added, those that are not running included.
         api_key: an API key with every scope, for every user.
         bridge_url: what sidecars dial: a balancer in front of all workers.
     """
@@ -122,11 +165,14 @@ class Stack:
             "TOWLINE_LOG_FORMAT": "json",
             # The balancer learns of nobody's leaving, so nobody waits for it.
             "TOWLINE_UNREADY_S": "0",
+            # Upstreams are this machine's own; nothing else is called for anybody.
+            "TOWLINE_EGRESS_ALLOW": "127.0.0.1,localhost",
         }
         self._balancer = Balancer()
         self._cleanup = AsyncExitStack()
         self.gateways: list[Gateway] = []
         self.workers: list[Worker] = []
+        self.relays: list[Relay] = []
         self.sidecars: list[Sidecar] = []
         self.api_key = ""
 
@@ -139,6 +185,7 @@ class Stack:
         """Bring the schema up to date and make an API key; nothing serves yet."""
         async with AsyncExitStack() as cleanup:
             cleanup.enter_context(hold_directory(self._directory))
+            self._env |= _keys_of_installation(self._directory / "keys.json")
             await migrate(self._postgres_url)
             await self._balancer.start(free_port())
             cleanup.push_async_callback(self._balancer.stop)
@@ -180,6 +227,20 @@ class Stack:
         await worker.start_ready()
         self._balancer.backends.append(("127.0.0.1", worker.port))
         return worker
+
+    async def add_relay(self, env: Mapping[str, str] | None = None) -> Relay:
+        """Start one more relay and wait until it is ready; `env` as for a gateway."""
+        relay = Relay(
+            f"relay-{len(self.relays) + 1}",
+            "relay",
+            port_variable=None,
+            directory=self._directory,
+            env=self._env | dict(env or {}),
+        )
+        self.relays.append(relay)
+        self._cleanup.push_async_callback(relay.stop)
+        await relay.start_ready()
+        return relay
 
     async def add_sidecar(
         self,

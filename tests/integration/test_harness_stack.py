@@ -48,3 +48,14 @@ def test_settings_of_the_shell_do_not_reach_the_services(monkeypatch: pytest.Mon
     environment = inherited_environment()
     assert "elsewhere" not in environment.values()
     assert "PATH" in environment
+
+
+async def test_keys_of_an_installation_outlive_it(state_directory: Path, postgres_url: str, redis_url: str) -> None:
+    """What one start has encrypted, the next one can read; another installation cannot."""
+    directories = [state_directory / name for name in ("one", "one", "two")]
+    keys = []
+    for directory in directories:
+        async with Stack(directory, postgres_url=postgres_url, redis_url=redis_url):
+            keys.append((directory / "keys.json").read_text())
+            assert (directory / "keys.json").stat().st_mode & 0o077 == 0
+    assert keys[0] == keys[1] != keys[2]

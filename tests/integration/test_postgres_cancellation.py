@@ -1,10 +1,15 @@
-"""A loop that uses Postgres ends when it is cancelled, at whatever point that happens."""
+"""Whoever waits for Postgres may be cancelled at any point: it ends, and costs the process nothing."""
 
 import asyncio
+import random
+
+import psycopg
+from support import eventually
 
 from common.store.postgres import CONNECTIONS_MAX, open_postgres
 
 STEPS_MAX = 60
+CANCELS = 400
 
 
 async def test_a_cancellation_is_never_lost_while_connections_are_waited_for(postgres_url: str) -> None:
@@ -25,3 +30,44 @@ async def test_a_cancellation_is_never_lost_while_connections_are_waited_for(pos
                 task.cancel()
             await asyncio.wait(tasks, timeout=5.0)
             assert all(task.cancelled() for task in tasks), f"after {steps} steps"
+
+
+async def test_callers_that_leave_take_no_connection_with_them(postgres_url: str) -> None:
+    """The pool gives a connection to whoever is being cancelled at that moment, and never sees it again: a gateway
+    whose callers hang up, or a relay whose runs end, would be without Postgres until it is started anew.
+    """
+
+    async def ask_for_ever() -> None:
+        while True:
+            await postgres.fetch("schema_version")
+
+    chance = random.Random(1)
+    async with (
+        open_postgres(postgres_url) as postgres,
+        await psycopg.AsyncConnection.connect(postgres_url) as other,
+    ):
+        tasks = [asyncio.create_task(ask_for_ever()) for _ in range(3 * CONNECTIONS_MAX)]
+        for _ in range(CANCELS):
+            for _ in range(chance.randrange(4)):
+                await asyncio.sleep(0)
+            leaving = chance.randrange(len(tasks))
+            tasks[leaving].cancel()
+            await asyncio.wait([tasks[leaving]], timeout=0.001)
+            tasks[leaving] = asyncio.create_task(ask_for_ever())
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+        # All of its connections can be used at once still: so many statements wait for the lock.
+        await other.execute("lock table schema_migrations")
+        asking = [asyncio.create_task(postgres.fetch("schema_version")) for _ in range(CONNECTIONS_MAX)]
+        await eventually(lambda: _all_wait(other))
+        await other.rollback()
+        await asyncio.gather(*asking)
+
+
+async def _all_wait(holder: psycopg.AsyncConnection) -> bool:
+    """Whether as many statements as there are connections wait for the lock that `holder` has."""
+    cursor = await holder.execute(
+        "select count(*) from pg_locks where relation = 'schema_migrations'::regclass and not granted"
+    )
+    return await cursor.fetchone() == (CONNECTIONS_MAX,)

@@ -55,13 +55,13 @@ async def test_a_batch_is_numbered_on_with_all_that_was_given(
     writer = await relay_a.take(7)
     start = writer.tail.seq
     odd = 'data: "\u2028 \x00 ünicode\r\n'
-    tail = await writer.append([event(1), NewEvent("tester", "", "message", odd, TS)], progressed=True)
+    tail = await writer.append([event(1), NewEvent("tester", "", "message", odd, TS, True)], progressed=True)
     assert tail == writer.tail == EventId(7, start + 2)
     reader = reader_of(redis_store, relay_a)
     await reader.read()
     first, second = reader.items
-    assert first == (EventId(7, start + 1), "coder", "coder:1", "output", b"coder 1", TS + 1)
-    assert second == (EventId(7, start + 2), "tester", "", "message", odd.encode(), TS)
+    assert first == (EventId(7, start + 1), "coder", "coder:1", "output", b"coder 1", TS + 1, False)
+    assert second == (EventId(7, start + 2), "tester", "", "message", odd.encode(), TS, True)
     assert await held.points() == {"coder": "1 coder:1", "tester": "1 "}
     assert 0 < await held.client.ttl(keys.progress(run)) <= keys.PROGRESS_TTL_S
 

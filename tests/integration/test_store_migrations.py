@@ -6,13 +6,14 @@ import sys
 from collections.abc import AsyncIterator
 from urllib.parse import urlsplit, urlunsplit
 
+import absurdctl
 import psycopg
 import pytest
 from psycopg import sql
 
 from common.errors import StoreUnavailable
 from common.ids import new_id
-from common.store.postgres import migrate, open_postgres
+from common.store.postgres import absurd_steps, migrate, open_postgres
 from harness.servers import Servers
 
 
@@ -56,7 +57,8 @@ async def test_four_processes_at_once_apply_each_file_once(empty_url: str) -> No
     assert len(applied) == 1, outputs
     async with await psycopg.AsyncConnection.connect(empty_url) as connection:
         cursor = await connection.execute("select name from schema_migrations order by version")
-        assert ",".join(row[0] for row in await cursor.fetchall()) == applied[0]
+        files = [row[0] for row in await cursor.fetchall()]
+        assert applied[0].split(",") == [*files, f"absurd {absurdctl.ABSURD_SCHEMA_TARGET_VERSION}"]
 
 
 async def test_a_database_that_was_not_migrated_is_refused_with_advice(empty_url: str) -> None:
@@ -77,6 +79,50 @@ async def test_a_migration_that_fails_leaves_nothing_of_itself(empty_url: str) -
         assert await cursor.fetchall() == [(True, 0)]
         await connection.execute("drop table machine_tokens")
     assert "0001_jobs.sql" in await migrate(empty_url)
+
+
+ABSURD_VERSION = "create or replace function absurd.get_schema_version() returns text language sql as $$ select '{}' $$"
+
+
+async def test_an_older_schema_of_absurd_is_brought_up_to_date(empty_url: str) -> None:
+    """As after an upgrade of ours that brings a newer one: its steps are applied once, in order."""
+    await migrate(empty_url)
+    async with await psycopg.AsyncConnection.connect(empty_url, autocommit=True) as connection:
+        await connection.execute(ABSURD_VERSION.format("0.5.0"))
+        assert await migrate(empty_url) == [f"absurd {absurdctl.ABSURD_SCHEMA_TARGET_VERSION}"]
+        cursor = await connection.execute("select absurd.get_schema_version()")
+        assert await cursor.fetchall() == [(absurdctl.ABSURD_SCHEMA_TARGET_VERSION,)]
+    assert await migrate(empty_url) == []
+
+
+async def test_a_newer_schema_of_absurd_is_left_alone(empty_url: str) -> None:
+    """A later release of ours was here; this one, rolled back to, lets it be."""
+    await migrate(empty_url)
+    async with await psycopg.AsyncConnection.connect(empty_url, autocommit=True) as connection:
+        await connection.execute(ABSURD_VERSION.format("0.6.0"))
+    assert await migrate(empty_url) == []
+
+
+async def test_an_absurd_that_was_there_before_us_is_used(empty_url: str) -> None:
+    """Its own queues stay."""
+    async with await psycopg.AsyncConnection.connect(empty_url, autocommit=True) as connection:
+        await connection.execute(absurdctl.BUNDLED_SCHEMA_SQL)
+        await connection.execute("select absurd.create_queue('theirs')")
+        assert "0003_turns.sql" in await migrate(empty_url)
+        cursor = await connection.execute("select queue_name from absurd.list_queues()")
+        assert await cursor.fetchall() == [("theirs",), ("turns",)]
+
+
+@pytest.mark.parametrize(
+    ("found", "steps"),
+    [("0.0.3", 5), ("0.1.0", 2), ("0.1.5", 2), ("0.9.0", 1), ("0.10.0", 0), ("1.0.0", 0), ("main", 0)],
+)
+def test_steps_are_those_between_the_versions(found: str, steps: int) -> None:
+    """By number and not by letter; in order; not beyond the target."""
+    names = ["0.2.0-0.10.0.sql", "0.0.3-0.0.4.sql", "0.0.5-0.1.0.sql", "0.10.0-0.11.0.sql"]
+    names += ["0.1.0-0.2.0.sql", "0.0.4-0.0.5.sql"]
+    in_order = ["0.0.3-0.0.4.sql", "0.0.4-0.0.5.sql", "0.0.5-0.1.0.sql", "0.1.0-0.2.0.sql", "0.2.0-0.10.0.sql"]
+    assert absurd_steps(found, "0.10.0", names) == (in_order[-steps:] if steps else [])
 
 
 async def test_a_server_that_is_not_there_is_unavailable() -> None:

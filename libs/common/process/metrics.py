@@ -29,6 +29,7 @@ LOOP_LAG_BUCKETS_S = (0.001, 0.005, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 2, 5, 15)
 
 DEPENDENCIES = ("redis", "postgres")
 OUTCOMES = ("completed", "failed", "unknown", "expired", "cancelled")
+TURN_OUTCOMES = ("completed", "failed", "cancelled")
 
 M = TypeVar("M", Counter, Gauge, Histogram)
 
@@ -73,6 +74,11 @@ def jobs_total(registry: CollectorRegistry) -> dict[str, Counter]:
     a queued job), so that the sum over all replicas is the number of jobs that ended.
     """
     return children(Counter("towline_jobs_total", "Jobs that ended.", ["outcome"], registry=registry), OUTCOMES)
+
+
+def turns_total(registry: CollectorRegistry) -> dict[str, Counter]:
+    """The counter of ended turns, by outcome; counted as `jobs_total` is."""
+    return children(Counter("towline_turns_total", "Turns that ended.", ["outcome"], registry=registry), TURN_OUTCOMES)
 
 
 def children(metric: M, values: Sequence[str]) -> dict[str, M]:

@@ -10,8 +10,8 @@ nobody drops any by comparing seq (rule 27).
 """
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from common.errors import NotOwner
 from common.ids import RunId
@@ -21,6 +21,8 @@ from common.store.redis import Call, Redis, script
 
 if TYPE_CHECKING:
     from common.store.leases import Taken
+
+Id = TypeVar("Id", bound=Hashable)
 
 # The longest event is 256 KiB: a page of the longest ones is 25 MiB.
 PAGE_EVENTS_MAX = 100
@@ -67,6 +69,7 @@ class NewEvent(NamedTuple):
         type: as stored. `towline.*` other than `towline.event.too_large` moves no resume point.
         data: UTF-8 text.
         ts: milliseconds since the Unix epoch, when the relay had it.
+        mended: the data was no UTF-8, and what was wrong in it has been replaced.
     """
 
     source: str
@@ -74,6 +77,7 @@ class NewEvent(NamedTuple):
     type: str
     data: str | bytes
     ts: int
+    mended: bool = False
 
 
 class LogEvent(NamedTuple):
@@ -85,6 +89,7 @@ class LogEvent(NamedTuple):
     type: str
     data: bytes
     ts: int
+    mended: bool = False
 
 
 class Gap(NamedTuple):
@@ -180,12 +185,13 @@ def beyond(position: Position, first: Entry, tail: EventId) -> Page | None:
 
 
 class EventLog:
-    """Reading the streams of runs."""
+    """Reading the streams of runs, or of threads (`keys.thread_events`, see `threadlog`)."""
 
-    def __init__(self, redis: Redis) -> None:
+    def __init__(self, redis: Redis, name: Callable[[Any], str] = keys.events) -> None:
         self._redis = redis
+        self._name = name
 
-    async def read_after(self, run: RunId, position: Position, *, count: int = PAGE_EVENTS_MAX) -> Page:
+    async def read_after(self, run: Hashable, position: Position, *, count: int = PAGE_EVENTS_MAX) -> Page:
         """Read up to `count` entries that follow a position, and say so if it lies beyond the stream.
 
         A blocking read from `page.position.at` goes on where this stopped; only this call notices a stream that fell
@@ -195,7 +201,7 @@ class EventLog:
         Raises:
             StoreUnavailable: nothing was read.
         """
-        name = keys.events(run)
+        name = self._name(run)
         start = "-" if position.at == ZERO else f"({position.at}"
         answers = await self._redis.send_many(
             [
@@ -210,13 +216,13 @@ class EventLog:
         page = beyond(position, first[0], _id(tail[0][0])) if first and tail else None
         return page or Page([], position)
 
-    async def tail(self, run: RunId) -> EventId | None:
+    async def tail(self, run: Hashable) -> EventId | None:
         """Id of the last entry; None when the stream is empty. Raises: StoreUnavailable."""
         return (await self.tails([run])).get(run)
 
-    async def tails(self, runs: Sequence[RunId]) -> dict[RunId, EventId]:
+    async def tails(self, runs: Sequence[Id]) -> dict[Id, EventId]:
         """Ids of the last entries of some runs, in one round trip, without empty streams. Raises: StoreUnavailable."""
-        commands = [("XREVRANGE", keys.events(run), "+", "-", "COUNT", 1) for run in runs]
+        commands = [("XREVRANGE", self._name(run), "+", "-", "COUNT", 1) for run in runs]
         answers = await self._redis.send_many(commands) if commands else []
         found = ((run, _entries(answer)) for run, answer in zip(runs, answers, strict=True))
         return {run: _id(entries[0][0]) for run, entries in found if entries}
@@ -285,9 +291,10 @@ class Writer:
             keys.EVENTS_MAX,
             keys.EVENTS_BYTES_STEP,
             keys.EVENTS_BYTES_MAX // keys.EVENTS_BYTES_STEP - 1,
+            " ".join(str(first + n) for n, event in enumerate(events) if event.mended),
         ]
         for event in events:
-            args += event
+            args += event[:5]
         self._pending = Call(script("append"), self._keys, args), EventId(self._epoch, self.tail.seq + len(events))
         return await self.retry()
 
@@ -323,4 +330,5 @@ def _event(event_id: EventId, fields: Mapping[bytes, bytes]) -> LogEvent:
         fields[b"type"].decode(),
         fields[b"data"],
         int(fields[b"ts"]),
+        b"mended" in fields,
     )

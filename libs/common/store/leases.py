@@ -60,13 +60,22 @@ class Refused(NamedTuple):
     owner: str
 
 
+class SourceStatus(msgspec.Struct, frozen=True):
+    """What an owner says of one source. Times: milliseconds since the Unix epoch, by the relay's clock."""
+
+    connected: bool
+    live_ms: int
+    progress_ms: int
+    verdict: Literal["active", "stalled", "orphaned", "ended"]
+
+
 class Held(NamedTuple):
     """A run at a refresh, as its owner knows it.
 
     Attributes:
         tail: `Writer.tail`; an append that is under way may be ahead of it.
         alive: a frame of any source came since the last refresh.
-        status: what `look` gives to gateways, whatever the relay wants them to know of its sources.
+        status: what `look` gives to gateways: a `SourceStatus` by source, as JSON.
     """
 
     run: RunId

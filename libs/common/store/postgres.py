@@ -7,7 +7,8 @@ failure to get an answer is `StoreUnavailable`.
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Sequence
+import math
+from collections.abc import AsyncIterator, Iterable, Sequence
 from functools import cache
 from importlib import resources
 from typing import Any
@@ -21,6 +22,7 @@ from common.errors import StoreUnavailable
 
 CONNECTIONS_MAX = 8
 # The door gives up on a store after five seconds: longer, and callers' own timeouts answer first.
+DOOR_TIMEOUT_S = 5.0
 POOL_TIMEOUT_S = 5.0
 CONNECT_TIMEOUT_S = 5
 STATEMENT_TIMEOUT_S = 15
@@ -50,8 +52,12 @@ def statement(name: str) -> str:
 class Postgres:
     """What the stores use: one statement, one transaction, its rows."""
 
-    def __init__(self, url: str, *, prepare_threshold: int | None = 3) -> None:
+    def __init__(
+        self, url: str, *, answer_timeout_s: float = ANSWER_TIMEOUT_S, prepare_threshold: int | None = 3
+    ) -> None:
         self.url = url
+        self._answer_timeout_s = answer_timeout_s
+        self._attempts: set[asyncio.Task[list[Any]]] = set()
         self._pool: AsyncConnectionPool[psycopg.AsyncConnection[Any]] = AsyncConnectionPool(
             url,
             min_size=1,
@@ -84,14 +90,15 @@ class Postgres:
     async def fetch(self, name: str, params: Sequence[Any] | dict[str, Any] = ()) -> list[Any]:
         """Run the statement `sql/{name}.sql` and return its rows (named tuples; empty if it returns none).
 
+        Cancelling the wait does not take the statement back.
+
         Raises:
             StoreUnavailable: no answer, after repetitions; the statement may have run.
         """
         # Every pooled connection may have died while it lay idle; one failure more than there are is an outage.
         for tries_left in reversed(range(CONNECTIONS_MAX + 1)):
             try:
-                async with asyncio.timeout(ANSWER_TIMEOUT_S):
-                    return await self._fetch_once(name, params)
+                return await self._attempt(name, params)
             except TimeoutError as error:
                 raise StoreUnavailable("Postgres does not answer in time") from error
             except PoolTimeout as error:
@@ -106,21 +113,26 @@ class Postgres:
                     raise StoreUnavailable(f"Postgres does not answer ({type(error).__name__})") from error
         raise AssertionError("unreachable")
 
+    async def _attempt(self, name: str, params: Sequence[Any] | dict[str, Any]) -> list[Any]:
+        # In a task that callers do not cancel: the pool loses a connection for good when whoever waits for one is
+        # cancelled as it comes (or, on Python 3.11, loses the cancellation). Callers that leave and runs that end would
+        # use up all connections. See tests/integration/test_postgres_cancellation.py.
+        attempt = asyncio.create_task(self._fetch_once(name, params), name=f"sql:{name}")
+        self._attempts.add(attempt)
+        attempt.add_done_callback(self._attempts.discard)
+        async with asyncio.timeout(self._answer_timeout_s):
+            return await asyncio.shield(attempt)
+
     async def _fetch_once(self, name: str, params: Sequence[Any] | dict[str, Any]) -> list[Any]:
-        task = asyncio.current_task()
-        assert task is not None
-        cancelled = task.cancelling()
         async with self._pool.connection() as connection:
-            if task.cancelling() > cancelled:
-                # The pool waits in asyncio.wait_for, which loses a cancellation on Python 3.11 when a connection comes
-                # free in the same moment: a loop would never end. See tests/integration/test_postgres_cancellation.py.
-                raise asyncio.CancelledError
-            try:
-                cursor = await connection.execute(statement(name), params)
-            except pg.ReadOnlySqlTransaction:
-                await connection.close()  # a session pinned to a demoted primary
-                raise
-            return await cursor.fetchall() if cursor.description else []
+            # The pool's own waits are left out: it keeps their time.
+            async with asyncio.timeout(ANSWER_TIMEOUT_S):
+                try:
+                    cursor = await connection.execute(statement(name), params)
+                except pg.ReadOnlySqlTransaction:
+                    await connection.close()  # a session pinned to a demoted primary
+                    raise
+                return await cursor.fetchall() if cursor.description else []
 
     async def check(self) -> None:
         """Ask whether this Postgres will do: reachable, and migrated. Raises: StoreUnavailable, ValueError."""
@@ -137,9 +149,13 @@ class Postgres:
 
 
 @contextlib.asynccontextmanager
-async def open_postgres(url: str) -> AsyncIterator[Postgres]:
-    """Open the pool inside the running loop and close it at the end."""
-    postgres = Postgres(url)
+async def open_postgres(url: str, *, answer_timeout_s: float = ANSWER_TIMEOUT_S) -> AsyncIterator[Postgres]:
+    """Open the pool inside the running loop and close it at the end.
+
+    Args:
+        answer_timeout_s: how long a statement and the wait for its connection may take together.
+    """
+    postgres = Postgres(url, answer_timeout_s=answer_timeout_s)
     await postgres.open()
     try:
         yield postgres
@@ -149,6 +165,8 @@ async def open_postgres(url: str) -> AsyncIterator[Postgres]:
 
 async def migrate(url: str) -> list[str]:
     """Apply what is missing, in order, each file in one transaction; returns the names of the applied files.
+
+    Absurd's schema comes first, in its own release's version, unless a newer one is there; `absurd VERSION` says so.
 
     Safe to run from several places at once: an advisory lock lets one go first, the others find nothing to do.
 
@@ -169,6 +187,7 @@ async def migrate(url: str) -> list[str]:
             )
             cursor = await connection.execute("select version from schema_migrations")
             done = {row[0] for row in await cursor.fetchall()}
+            absurd = await _bring_absurd_up_to_date(connection)
             applied = []
             for number, path in _migrations():
                 if number in done:
@@ -179,10 +198,45 @@ async def migrate(url: str) -> list[str]:
                         "insert into schema_migrations (version, name) values (%s, %s)", [number, path.name]
                     )
                 applied.append(path.name)
-            return applied
+            return applied + absurd
     # ProgrammingError: an option in the URL that libpq does not know.
     except (psycopg.OperationalError, psycopg.ProgrammingError, pg.LockNotAvailable) as error:
         raise StoreUnavailable(f"cannot migrate: {str(error).splitlines()[0]}") from error
+
+
+async def _bring_absurd_up_to_date(connection: psycopg.AsyncConnection[Any]) -> list[str]:
+    """Put Absurd's schema in place, or take it from an older version to ours; returns what was done."""
+    import absurdctl  # noqa: PLC0415  (only where migrations run: no service needs it)
+
+    target = absurdctl.ABSURD_SCHEMA_TARGET_VERSION
+    cursor = await connection.execute("select to_regprocedure('absurd.get_schema_version()') is not null")
+    ((is_there,),) = await cursor.fetchall()
+    if not is_there:
+        async with connection.transaction():
+            await connection.execute(absurdctl.BUNDLED_SCHEMA_SQL)
+        return [f"absurd {target}"]
+    cursor = await connection.execute("select absurd.get_schema_version()")
+    ((found,),) = await cursor.fetchall()
+    steps = absurd_steps(found, target, absurdctl.BUNDLED_MIGRATIONS)
+    for name in steps:
+        async with connection.transaction():
+            await connection.execute(absurdctl.BUNDLED_MIGRATIONS[name])
+    return [f"absurd {target}"] if steps else []
+
+
+def absurd_steps(found: str, target: str, names: Iterable[str]) -> list[str]:
+    """Which of Absurd's migrations (`FROM-TO.sql`) lead from one version to another, in order (PURE).
+
+    None where `found` is newer: a later release of ours was here, and its schema serves this one too.
+    """
+    ranges = [name.removesuffix(".sql").split("-", 1) for name in names]
+    steps = [(source, to) for source, to in ranges if _version(found) < _version(to) <= _version(target)]
+    return [f"{source}-{to}.sql" for source, to in sorted(steps, key=lambda step: _version(step[0]))]
+
+
+def _version(text: str) -> tuple[float, ...]:
+    """Numbers to compare by; what is none, a development version, is newer than all."""
+    return tuple(float(part) if part.isdecimal() else math.inf for part in text.split("."))
 
 
 def _migrations() -> list[tuple[int, Any]]:

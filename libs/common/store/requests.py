@@ -228,10 +228,17 @@ class Requests:
         return {row.job: _record(row) for row in rows}
 
     async def list_of_user(
-        self, user: UserId, *, state: str | None, key: str | None, before: JobId | None, limit: int
+        self,
+        user: UserId,
+        *,
+        state: str | None,
+        key: str | None,
+        before: JobId | None,
+        limit: int,
+        scope: str | None = None,
     ) -> list[Record]:
-        """A user's jobs, newest first, before a job id. Raises: StoreUnavailable."""
-        params = {"user": user, "state": state, "key": key, "before": before, "limit": limit}
+        """A user's jobs in one scope (None: its own), newest first, before a job id. Raises: StoreUnavailable."""
+        params = {"user": user, "scope": scope, "state": state, "key": key, "before": before, "limit": limit}
         return [_record(row) for row in await self._postgres.fetch("list_jobs", params)]
 
     async def begin(self, begin: Begin) -> int | None:

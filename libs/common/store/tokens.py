@@ -29,8 +29,8 @@ class ApiKey(NamedTuple):
     scopes: frozenset[str]
     users: frozenset[str] | None
 
-    def reaches(self, user: str) -> bool:
-        """Whether this key may act for the user."""
+    def reaches(self, user: str | None) -> bool:
+        """Whether this key may act for the user; what is nobody's (None) is beyond a key that is bound to some."""
         return self.users is None or user in self.users
 
 

@@ -4,7 +4,8 @@
 -- ARGV[1] writer's epoch  ARGV[2] seq of the first event  ARGV[3] '1' if there is real work in it
 -- ARGV[4] state in which the run ends with the last event, or ''  ARGV[5] TTL after the end (s)
 -- ARGV[6] progress TTL (s)  ARGV[7] events kept  ARGV[8] bytes in a step  ARGV[9] full steps kept
--- ARGV[10..] source, uid, type, data, ts of each event
+-- ARGV[10] seqs of those whose data was mended, with spaces between
+-- ARGV[11..] source, uid, type, data, ts of each event
 -- Returns 'ok'; 'fenced' when a newer epoch has written; 'behind' when the tail that the writer left is gone.
 --
 -- The bound in bytes: whenever another step of bytes is full, the id that filled it is noted (`.steps`, oldest first;
@@ -18,19 +19,25 @@ tail_epoch, tail_seq = tonumber(tail_epoch), tonumber(tail_seq)
 if tail_epoch > epoch then return 'fenced' end
 if tail_epoch < epoch or tail_seq < first - 1 then return 'behind' end
 local own = redis.call('HMGET', KEYS[2], '.bytes', '.steps', '.end')
-local last = first + (#ARGV - 9) / 5 - 1
+local last = first + (#ARGV - 10) / 5 - 1
 if tail_seq >= last then return 'ok' end  -- a retry after a lost answer, or a first try that arrives after it
 if own[3] then return 'fenced' end
 
 local bytes, step = tonumber(own[1] or '0'), tonumber(ARGV[8])
-local full, points, changed = {}, {}, {}
-for i = 10, #ARGV, 5 do
-  local seq = first + (i - 10) / 5
+local full, points, changed, mended = {}, {}, {}, {}
+for seq in string.gmatch(ARGV[10], '%d+') do mended[tonumber(seq)] = true end
+for i = 11, #ARGV, 5 do
+  local seq = first + (i - 11) / 5
   if seq > tail_seq then
     local source, uid, kind, data = ARGV[i], ARGV[i + 1], ARGV[i + 2], ARGV[i + 3]
     -- '%.0f': Lua 5.1 would print a large number as 1.76e+15, which is no stream id.
     local id = ARGV[1] .. '-' .. string.format('%.0f', seq)
-    redis.call('XADD', KEYS[1], id, 'type', kind, 'data', data, 'source', source, 'uid', uid, 'ts', ARGV[i + 4])
+    if mended[seq] then
+      redis.call('XADD', KEYS[1], id, 'type', kind, 'data', data, 'source', source, 'uid', uid, 'ts', ARGV[i + 4],
+        'mended', '1')
+    else
+      redis.call('XADD', KEYS[1], id, 'type', kind, 'data', data, 'source', source, 'uid', uid, 'ts', ARGV[i + 4])
+    end
     bytes = bytes + #source + #uid + #kind + #data + 32  -- 32: id, time and field names, about
     if bytes >= step then
       full[#full + 1] = id

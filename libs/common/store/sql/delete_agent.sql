@@ -1,0 +1,2 @@
+-- Forget an agent.
+delete from agents where agent = %(agent)s returning agent

@@ -1,0 +1,4 @@
+-- An agent.
+select agent, kind, url, model, instructions, tools, api_key, signing_secret, turn_cap_s,
+  (extract(epoch from created_at) * 1000)::bigint as created_ms
+from agents where agent = %(agent)s

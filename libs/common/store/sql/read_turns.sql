@@ -1,0 +1,2 @@
+-- Turns.
+select * from turn_records where turn = any (%(turns)s::uuid[])

@@ -20,7 +20,8 @@ KEEPALIVE_S = 30.0
 SILENT = object()  # leaves the connection open and says nothing more
 CUT = object()  # breaks the connection in the middle of the body
 
-Step = bytes | object
+# Bytes are sent, an `asyncio.Event` is waited for.
+Step = bytes | asyncio.Event | object
 
 
 def opened(*steps: Step, keepalive_s: float = KEEPALIVE_S) -> list[Step]:
@@ -120,11 +121,15 @@ class PlayedGateway:
             method, target, _ = head[0].split(" ")
             headers = {name.lower(): value for name, _, value in (line.partition(": ") for line in head[1:] if line)}
             body = await reader.readexactly(int(headers.get("content-length", 0)))
-            self.requests.append(Request(method, target, headers, body, asyncio.get_running_loop().time()))
-            steps = self.answers[min(len(self.requests), len(self.answers)) - 1]
-            await self._play(steps, reader, writer)
+            request = Request(method, target, headers, body, asyncio.get_running_loop().time())
+            self.requests.append(request)
+            await self._play(self._answer(request), reader, writer)
         self._open.discard(writer)
         writer.close()
+
+    def _answer(self, request: Request) -> Sequence[Step]:
+        """What to answer to the newest request."""
+        return self.answers[min(len(self.requests), len(self.answers)) - 1]
 
     async def _play(self, steps: Sequence[Step], reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         for step in steps:
@@ -133,6 +138,9 @@ class PlayedGateway:
                 return
             if step is CUT:
                 return
+            if isinstance(step, asyncio.Event):
+                await step.wait()
+                continue
             assert isinstance(step, bytes)
             writer.write(step)
             await writer.drain()

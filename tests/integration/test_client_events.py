@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -249,3 +250,10 @@ async def test_what_cannot_be_asked_for(run: str | list[str], arguments: dict[st
     async with Client("http://127.0.0.1:1", KEY) as client:
         with pytest.raises(InvalidRequest):
             client.events(run, **arguments)  # type: ignore[arg-type]
+
+
+async def test_text_that_had_to_be_mended_says_so() -> None:
+    data = {"source": "planner", "uid": "u1", "ts": 1, "type": "output", "data": "\ufffd", "mended": True}
+    async with PlayedGateway.start(opened(sse.encode("7-1", "output", json.dumps(data).encode()), end())) as gateway:
+        mended, _ = await follow(gateway)
+    assert mended == RunEvent("r", "7-1", "planner", "u1", 1, "output", "\ufffd", mended=True)

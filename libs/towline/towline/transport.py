@@ -133,12 +133,18 @@ class Transport:
 
         Args:
             wait_until: monotonic seconds; the server is told to wait for what is left, one round at most.
+
+        Raises:
+            InvalidRequest: the body cannot be written as JSON.
         """
         sent = dict(headers or {})
         content = None
         if body is not None:
             sent["Content-Type"] = "application/json"
-            content = json.dumps(body)
+            try:
+                content = json.dumps(body)
+            except json.JsonProblem as error:
+                raise InvalidRequest(f"the body {error.reason}") from error
         attempts = ATTEMPTS_MAX if method != "POST" or "Idempotency-Key" in sent else 1
         for attempt in range(1, attempts + 1):
             wait_s = max(0, math.ceil(min(wait_until - time.monotonic(), WAIT_ROUND_S)))

@@ -19,7 +19,7 @@ UrlOption = Annotated[
     str, typer.Option("--url", envvar="TOWLINE_URL", help="The gateway. The API key is read from TOWLINE_API_KEY.")
 ]
 UserArgument = Annotated[str, typer.Argument(help="The user's id, as your product knows it.")]
-LimitOption = Annotated[int, typer.Option("--limit", min=1, help="Show at most so many, the newest.")]
+LimitOption = Annotated[int, typer.Option("--limit", min=1, help="Show at most so many.")]
 
 __all__ = ["DEFAULT_URL", "LimitOption", "UrlOption", "UserArgument", "call", "collect"]
 

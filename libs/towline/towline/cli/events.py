@@ -13,8 +13,7 @@ from rich.console import Console
 from rich.text import Text
 
 from towline.cli.terminal import plain
-from towline.client import End, Gap, RunEvent
-from towline.stream import Item
+from towline.client import End, Gap, RunEvent, RunItem
 from towline.wire import events
 
 STATE_STYLES = {
@@ -36,13 +35,13 @@ TYPE_CHARACTERS_MIN = 12
 class Writer(Protocol):
     """Writes items to standard output as they come."""
 
-    def write(self, item: Item) -> None: ...
+    def write(self, item: RunItem) -> None: ...
 
 
 class JsonLines:
     """One JSON object a line: an event as it is, or `{"gap": ...}`, or `{"end": ...}`."""
 
-    def write(self, item: Item) -> None:
+    def write(self, item: RunItem) -> None:
         """Write one line."""
         document = {"gap": item} if isinstance(item, Gap) else {"end": item} if isinstance(item, End) else item
         sys.stdout.buffer.write(msgspec.json.encode(document) + b"\n")
@@ -57,7 +56,7 @@ class Lines:
         self._console = Console(highlight=False)
         self._with_run = with_run
 
-    def write(self, item: Item) -> None:
+    def write(self, item: RunItem) -> None:
         """Write one line; a terminal breaks it where it is too long."""
         text = Text()
         if self._with_run:

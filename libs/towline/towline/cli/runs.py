@@ -15,9 +15,6 @@ from towline.wire.runs import Run, RunSource, RunState
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, help="Follow runs and watch their events.")
 
-# As shells report a program that Ctrl-C has ended.
-INTERRUPTED = 130
-
 RunArgument = Annotated[str, typer.Argument(help="The run's id, as your product knows it.")]
 
 
@@ -68,7 +65,7 @@ def follow(
     except KeyboardInterrupt:
         if last_id is not None:
             note(f"to go on from here: --last-event-id {last_id}")
-        raise typer.Exit(INTERRUPTED) from None
+        raise typer.Exit(Exit.INTERRUPTED) from None
     raise typer.Exit(Exit.OK if set(states.values()) == {"completed"} else Exit.NOT_DONE)
 
 

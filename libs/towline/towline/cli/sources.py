@@ -4,12 +4,11 @@ Promises: the value of a header comes from a file or a variable, never from the 
 Used by:  `towline runs start`.
 """
 
-import os
-from pathlib import Path
 from typing import get_args
 
 import typer
 
+from towline.cli.secrets import read_secret
 from towline.client import SourceFollow
 from towline.wire.runs import Resume
 
@@ -36,7 +35,7 @@ def parse_sources(
             # Without repeating it: it may be the secret.
             raise typer.BadParameter("not NAME=@FILE or NAME=env:VARIABLE", param_hint="--header")
         name, _, header = place.rpartition("/")
-        sent.setdefault(name, {})[header] = _secret(where)
+        sent.setdefault(name, {})[header] = read_secret(where, "--header")
     for name in (how.keys() | sent.keys()) - urls.keys() - {""}:
         raise typer.BadParameter(f"there is no source {name!r}", param_hint="--resume and --header")
     found = []
@@ -60,20 +59,3 @@ def _for_source(text: str) -> tuple[str, str]:
     """Split `[SOURCE=]HOW`; the source is empty when it is for all."""
     name, _, value = text.rpartition("=")
     return name, value
-
-
-def _secret(where: str) -> str:
-    if where.startswith("@"):
-        try:
-            return Path(where[1:]).read_text().rstrip("\r\n")
-        except (OSError, UnicodeDecodeError) as error:
-            raise typer.BadParameter(f"cannot read {where[1:]}: {error}", param_hint="--header") from error
-    if where.startswith("env:"):
-        value = os.environ.get(where[4:])
-        if value is None:
-            raise typer.BadParameter(f"the variable {where[4:]} is not set", param_hint="--header")
-        return value
-    raise typer.BadParameter(
-        "give @FILE or env:VARIABLE, not the value: arguments are visible to every user of the machine",
-        param_hint="--header",
-    )

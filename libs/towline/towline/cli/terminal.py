@@ -30,12 +30,13 @@ class Exit(IntEnum):
     REFUSED = 3
     UNAVAILABLE = 4
     STILL_OPEN = 5
+    INTERRUPTED = 130  # as shells report a program that Ctrl-C has ended
 
 
 EXIT_CODES = (
-    "Exit codes: 0 ok; 1 the job failed, expired, was cancelled, or may or may not have run (unknown), or a probe was"
-    " not answered; 2 wrong usage or settings; 3 refused (4xx); 4 no answer or not available (5xx, network, stores);"
-    " 5 the wait was over before the job ended."
+    "Exit codes: 0 ok; 1 the job or turn failed, expired, was cancelled, or may or may not have run (unknown), or a"
+    " probe was not answered; 2 wrong usage or settings; 3 refused (4xx); 4 no answer or not available (5xx, network,"
+    " stores); 5 the wait was over before the job or turn ended; 130 Ctrl-C."
 )
 
 JsonFlag = Annotated[

@@ -30,7 +30,7 @@ PresenceState = Literal["online", "reconnecting", "offline", "unknown"]
 Scope = Literal["jobs", "runs", "threads", "admin"]
 
 Timestamp = Annotated[str, Meta(extra_json_schema={"format": "date-time"})]
-UserName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:@-]{0,199}$")]
+UserName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:@-]{0,199}$(?!\n)")]
 # The two alternatives of an outcome. The gateway passes its stored bytes through unread: a replay is the same bytes.
 OutcomeJson = Annotated[
     msgspec.Raw,

@@ -17,6 +17,7 @@ HEADERS_MAX = 20
 EVENT_TYPES_MAX = 50
 # How many runs one connection, and one stream token, may carry.
 STREAM_RUNS_MAX = 20
+STREAM_THREADS_MAX = 20
 DURATION_S_MAX = 7 * 86_400
 STREAM_TOKEN_TTL_S_MAX = 3600
 EVENTS_PAGE_DEFAULT = 100
@@ -28,10 +29,11 @@ RUN_TERMINAL_STATES: frozenset[str] = frozenset({"completed", "failed", "stopped
 Resume = Literal["ids", "replay", "live"]
 Verdict = Literal["active", "stalled", "orphaned", "ended", "unknown"]
 
-EventType = Annotated[str, Meta(min_length=1, max_length=200, pattern=r"^[^\x00-\x1f]+$")]
+EventType = Annotated[str, Meta(min_length=1, max_length=200, pattern=r"^[^\x00-\x1f]+$(?!\n)")]
+ThreadName = Annotated[str, Meta(pattern=r"^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$(?!\n)")]
 EventTypes = Annotated[list[EventType], Meta(max_length=EVENT_TYPES_MAX)]
-HeaderName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9!#$%&'*+.^_`|~-]{1,100}$")]
-HeaderValue = Annotated[str, Meta(pattern=r"^[\t -~]*$", max_length=8192)]
+HeaderName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9!#$%&'*+.^_`|~-]{1,100}$(?!\n)")]
+HeaderValue = Annotated[str, Meta(pattern=r"^[\t -~]*$(?!\n)", max_length=8192)]
 Seconds = Annotated[float, Meta(gt=0, le=DURATION_S_MAX)]
 
 
@@ -153,6 +155,7 @@ class EventData(msgspec.Struct, frozen=True):
         ts: when the relay had it, milliseconds since the Unix epoch.
         data: the upstream's text, unchanged.
         run: whose event it is; only on a connection that carries several runs.
+        mended: true where the text was no UTF-8, and what was wrong in it is U+FFFD now; else absent.
     """
 
     source: str
@@ -161,6 +164,7 @@ class EventData(msgspec.Struct, frozen=True):
     type: str
     data: str
     run: str | UnsetType = UNSET
+    mended: bool | UnsetType = UNSET
 
 
 class StreamEvent(msgspec.Struct, frozen=True):
@@ -172,6 +176,7 @@ class StreamEvent(msgspec.Struct, frozen=True):
     ts: int
     type: str
     data: str
+    mended: bool | UnsetType = UNSET
 
 
 class EventsPage(msgspec.Struct, frozen=True):
@@ -190,10 +195,21 @@ class EventsPage(msgspec.Struct, frozen=True):
 
 
 class StreamTokenCreate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Body of `POST /v1/stream-tokens`: the runs whose events a browser may read, and for how long."""
+    """Body of `POST /v1/stream-tokens`: the runs and threads whose events a browser may read, and for how long.
 
-    runs: Annotated[list[UserName], Meta(min_length=1, max_length=STREAM_RUNS_MAX)]
+    Attributes:
+        runs: they need not exist yet.
+        threads: of either there must be one.
+    """
+
+    runs: Annotated[list[UserName], Meta(max_length=STREAM_RUNS_MAX)] = []
+    threads: Annotated[list[ThreadName], Meta(max_length=STREAM_THREADS_MAX)] = []
     ttl_s: Annotated[float, Meta(ge=1, le=STREAM_TOKEN_TTL_S_MAX)] = 600.0
+
+    def __post_init__(self) -> None:
+        """Raises: ValueError, when nothing is named."""
+        if not self.runs and not self.threads:
+            raise ValueError("a stream token needs `runs` or `threads`")
 
 
 class StreamToken(msgspec.Struct, frozen=True):
@@ -201,4 +217,5 @@ class StreamToken(msgspec.Struct, frozen=True):
 
     token: str
     runs: list[str]
+    threads: list[str]
     expires_at: Timestamp

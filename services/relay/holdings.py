@@ -182,6 +182,8 @@ class Holdings:
         holding = self._held.get(owner.run)
         if verdict in ("kept", "unknown") or holding is None or holding.owner is not owner:
             return
+        if owner.has_ended:
+            return  # Redis may have lost the end that readers were told; Postgres hears of that one, and of no other
         del self._held[owner.run]
         holding.task.cancel()
         await asyncio.wait([holding.task])

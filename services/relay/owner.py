@@ -25,7 +25,7 @@ import structlog
 from common.errors import StoreUnavailable
 from common.process.backoff import Backoff
 from common.store.eventlog import Appends, Fenced, NewEvent, TailLost, Writer
-from common.store.leases import Held, Look, Point, Taken
+from common.store.leases import Held, Look, Point, SourceStatus, Taken
 from common.store.runs import End, Run, Runs, SavedPoint, Source
 from relay.former import former_end, former_pulse, former_verdict
 from relay.gathering import Budget, Gathering
@@ -45,15 +45,6 @@ _HEALTH_EVENTS: dict[Verdict, str] = {
     "stalled": events.RUN_STALLED,
     "orphaned": events.RUN_ORPHANED,
 }
-
-
-class SourceStatus(msgspec.Struct, frozen=True):
-    """What gateways are told of a source while its run is followed. Times: milliseconds since the Unix epoch."""
-
-    connected: bool
-    live_ms: int
-    progress_ms: int
-    verdict: Verdict | Literal["ended"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +77,9 @@ class Owner:
         self._decided = asyncio.Event()
         self._leave_asked = asyncio.Event()
         self._end: tuple[End, str] | None = None
+        self._is_recording_end = False
         self._beaten_at = now
+        self._ends_recorded: set[str] = set()  # or about to be
         self._ended: dict[str, SourceEnd] = {s.source: e for s in run.sources if (e := former_end(s, taken))}
         self._points: Mapping[str, Point] = {}
         self._points_saved: Mapping[str, Point] = {}
@@ -160,6 +153,11 @@ class Owner:
         return self._leave_asked.is_set()
 
     @property
+    def has_ended(self) -> bool:
+        """Whether the end was told, and only Postgres is to hear of it: from then on nothing may change it."""
+        return self._is_recording_end
+
+    @property
     def is_stalled(self) -> bool:
         """Whether the run makes no progress."""
         return self._detector.verdict != "active"
@@ -225,7 +223,6 @@ class Owner:
             source = tailer.source.source
             self._ended[source] = end
             logger.info("source_ended", run=self.run, source=source, state=end.state, reason=end.reason)
-            self._records.put(partial(self._means.runs.end_source, self.run, source, *end))
             self._look_at_ends()
 
     def _look_at_ends(self) -> None:
@@ -257,6 +254,7 @@ class Owner:
         while True:
             batch = await self._gathering.take()
             points = {t.source.source: t.point for t in self._tailers}
+            ended = {t.source.source: t.end for t in self._tailers if t.end is not None}
             end = self._end[0] if self._end and batch.events[-1].type == events.RUN_ENDED else ""
             try:
                 await self._writer.append(batch.events, progressed=batch.progressed, end=end)
@@ -269,12 +267,17 @@ class Owner:
                 backoff.reset()
             self._gathering.appended()
             self._points = points
+            # Not before: a next owner asks no source for what is missing once its record says that it has ended.
+            for source in ended.keys() - self._ends_recorded:
+                self._records.put(partial(self._means.runs.end_source, self.run, source, *ended[source]))
+                self._ends_recorded.add(source)
             self._means.metrics.events_total.inc(len(batch.events))
             self._means.metrics.lag_seconds.observe(time.monotonic() - batch.oldest_at)
 
     async def _record_end(self) -> Fate:
         """Tell Postgres what the log says, with the lease kept meanwhile; a later owner would do the same."""
         assert self._end is not None
+        self._is_recording_end = True
         state, reason = self._end
         runs = self._means.runs
         for source in self._record.sources:

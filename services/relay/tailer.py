@@ -212,10 +212,11 @@ class Tailer:
                 data = json.dumps(told)
                 batch.append(NewEvent(source, item.id or "", events.EVENT_TOO_LARGE, data, ts))
             else:
-                if item.mended:  # type: ignore[union-attr]
+                mended = item.mended  # type: ignore[union-attr]  # the other kind of Item
+                if mended:
                     self._metrics.mended_total.inc()
-                data = item.data  # type: ignore[union-attr]  # the other kind of Item
-                batch.append(NewEvent(source, item.id or "", kind, data, ts))
+                data = item.data  # type: ignore[union-attr]
+                batch.append(NewEvent(source, item.id or "", kind, data, ts, mended))
             size += len(data)
             progressed = progressed or kind in progress_types
             if kind in run_types:

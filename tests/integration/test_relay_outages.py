@@ -10,7 +10,7 @@ from followed_runs import FollowedRun, Relay, open_relay, source
 from support import eventually
 
 from common.store import keys
-from common.store.postgres import Postgres, migrate, open_postgres
+from common.store.postgres import POOL_TIMEOUT_S, Postgres, migrate, open_postgres
 from common.store.runs import Runs
 from harness.agent.server import Agent
 from harness.agent.stream import Script
@@ -170,6 +170,30 @@ async def test_without_postgres_runs_are_followed_on_and_their_end_is_written_la
     await postgres_link.heal()
     record = await run.ended(within_s=20)
     assert (record.state, record.sources[0].state) == ("completed", "completed")
+
+
+async def test_an_end_that_was_told_stays_so_if_redis_loses_it_before_postgres_hears_of_it(
+    relay: Relay, client: redis.asyncio.Redis, postgres_link: TcpProxy, agent: Agent, run: FollowedRun
+) -> None:
+    """Both stores fail at once: readers were told `completed`, and the run is not followed anew to another end."""
+    stream = agent.add("a")
+    await run.put(source(agent.url("a")))
+    await eventually(lambda: stream.open_connections)
+    postgres_link.refuse()
+    postgres_link.cut()
+    stream.emit(2)
+    stream.end()
+    await eventually(lambda: _has_end(run))
+    await client.flushall()
+    await eventually(run.owner)  # a refresh has put the lease back, and has seen that the tail is gone
+    assert await run.entries() == []
+    await asyncio.sleep(
+        POOL_TIMEOUT_S + 1
+    )  # the statement under way has been given up: the end is owed by the owner alone
+    await postgres_link.heal()
+    record = await run.ended(within_s=20)
+    assert (record.state, record.reason, record.sources[0].state) == ("completed", "sources-completed", "completed")
+    assert len(stream.requests) == 1
 
 
 async def _is_still(relay: Relay) -> bool:

@@ -119,9 +119,14 @@ class Postgres:
         # use up all connections. See tests/integration/test_postgres_cancellation.py.
         attempt = asyncio.create_task(self._fetch_once(name, params), name=f"sql:{name}")
         self._attempts.add(attempt)
-        attempt.add_done_callback(self._attempts.discard)
+        attempt.add_done_callback(self._note_done)
         async with asyncio.timeout(self._answer_timeout_s):
             return await asyncio.shield(attempt)
+
+    def _note_done(self, attempt: asyncio.Task[list[Any]]) -> None:
+        self._attempts.discard(attempt)
+        if not attempt.cancelled():
+            attempt.exception()  # looked at here: whoever asked may have left, and the loop would report it
 
     async def _fetch_once(self, name: str, params: Sequence[Any] | dict[str, Any]) -> list[Any]:
         async with self._pool.connection() as connection:

@@ -12,29 +12,44 @@ from common.process.lifecycle import Lifecycle
 from common.process.metrics import ProcessMetrics
 from common.process.secrets import Secrets
 from common.store import keys
+from common.store.agents import Agents
 from common.store.eventlog import EventLog
 from common.store.jobs import Jobs
-from common.store.postgres import open_postgres
+from common.store.postgres import DOOR_TIMEOUT_S, open_postgres
 from common.store.redis import open_redis
+from common.store.replies import Waiters
 from common.store.requests import Requests
 from common.store.runs import Runs
+from common.store.threadlog import ThreadLog
+from common.store.threads import Threads
 from common.store.tokens import Tokens
+from common.store.turns import Turns
+from common.store.usage import Usage
+from gateway.agents import AgentRoutes
+from gateway.announcements import Announcements
 from gateway.auth import Auth
+from gateway.browsers import BrowserRoutes
 from gateway.fanout import Fanout
 from gateway.http import Application
 from gateway.jobs import JobRoutes
 from gateway.keys import KeyRoutes
 from gateway.machines import MachineRoutes
 from gateway.metrics import GatewayMetrics
-from gateway.routes import routes
+from gateway.routes import Handlers, routes
 from gateway.runs import RunRoutes
 from gateway.settings import GatewaySettings, words_of
 from gateway.stream import StreamRoutes
 from gateway.stream_tokens import StreamTokens
-from gateway.waiters import Waiters
+from gateway.threads import ThreadRoutes
+from gateway.topics import Topics, stream_of
+from gateway.turn_waiters import TurnWaiters
+from gateway.turns import TurnRoutes
+from gateway.usage import UsageRoutes
 
 logger = structlog.get_logger(__name__)
 
+# What was committed a moment ago is said within it, unless Redis is away: then the workers say it.
+ANNOUNCEMENTS_DRAIN_S = 1.0
 # What the last command to Redis may take; without it the stream goes by its time to live.
 INBOX_DRAIN_S = 1.0
 # After their window, what streams have for their last words.
@@ -48,7 +63,7 @@ async def run(settings: GatewaySettings, lifecycle: Lifecycle, registry: Collect
     admin = health.open_listener(settings.admin_host, settings.admin_port)
     async with (
         open_redis(settings.redis_url.get_secret_value()) as redis,
-        open_postgres(settings.database_url.get_secret_value()) as postgres,
+        open_postgres(settings.database_url.get_secret_value(), answer_timeout_s=DOOR_TIMEOUT_S) as postgres,
         asyncio.TaskGroup() as group,
     ):
         checks = {"redis": redis.check, "postgres": postgres.check}
@@ -63,7 +78,10 @@ async def run(settings: GatewaySettings, lifecycle: Lifecycle, registry: Collect
         jobs = Jobs(redis)
         tokens = Tokens(postgres)
         runs = Runs(postgres)
-        log = EventLog(redis)
+        threads = Threads(postgres, key_retention_s=settings.key_retention_s)
+        turns = Turns(postgres)
+        topics = Topics(runs)
+        log = EventLog(redis, stream_of)
         stream_tokens = StreamTokens(words_of(settings.token_keys))
         auth = Auth(tokens, stream_tokens)
         gateway = GatewayId(process_name())
@@ -75,19 +93,23 @@ async def run(settings: GatewaySettings, lifecycle: Lifecycle, registry: Collect
             timing=timing,
             waiters_max=settings.waiters_max,
         )
-        metrics.waiters.set_function(lambda: waiters.count)
         fanout = Fanout(
             redis,
             log,
-            runs,
+            topics,
             gateway=gateway,
             take_notes=waiters.take,
             metrics=metrics,
             keepalive_s=settings.sse_keepalive_s,
             buffer_bytes=settings.sse_buffer_bytes,
         )
-        table = routes(
-            JobRoutes(
+        turn_waiters = TurnWaiters(turns, log, fanout, waiters_max=settings.waiters_max)
+        metrics.waiters.set_function(lambda: waiters.count + turn_waiters.count)
+        announcements = Announcements(ThreadLog(redis), turns)
+        egress = Allowlist.parse(settings.egress_allow)
+        secrets = Secrets(words_of(settings.secret_keys))
+        handlers = Handlers(
+            jobs=JobRoutes(
                 auth=auth,
                 redis=redis,
                 jobs=jobs,
@@ -98,23 +120,35 @@ async def run(settings: GatewaySettings, lifecycle: Lifecycle, registry: Collect
                 metrics=metrics,
                 is_strict=settings.idempotency == "strict",
             ),
-            MachineRoutes(auth=auth, redis=redis, jobs=jobs, tokens=tokens, waiters=waiters, timing=timing),
-            RunRoutes(
+            machines=MachineRoutes(auth=auth, redis=redis, jobs=jobs, tokens=tokens, waiters=waiters, timing=timing),
+            runs=RunRoutes(auth=auth, redis=redis, runs=runs, egress=egress, secrets=secrets),
+            streams=StreamRoutes(auth=auth, topics=topics, threads=threads, log=log, fanout=fanout),
+            browsers=BrowserRoutes(auth=auth, threads=threads, tokens=stream_tokens),
+            threads=ThreadRoutes(
                 auth=auth,
-                redis=redis,
-                runs=runs,
-                egress=Allowlist.parse(settings.egress_allow),
-                secrets=Secrets(words_of(settings.secret_keys)),
+                threads=threads,
+                turns=turns,
+                announcements=announcements,
+                is_strict=settings.idempotency == "strict",
             ),
-            StreamRoutes(auth=auth, runs=runs, log=log, fanout=fanout, tokens=stream_tokens),
-            KeyRoutes(auth=auth, tokens=tokens),
+            turns=TurnRoutes(
+                auth=auth, turns=turns, waiters=turn_waiters, announcements=announcements, metrics=metrics
+            ),
+            usage=UsageRoutes(auth=auth, usage=Usage(postgres)),
+            agents=AgentRoutes(auth=auth, agents=Agents(postgres), egress=egress, secrets=secrets),
+            keys=KeyRoutes(auth=auth, tokens=tokens),
         )
         application = Application(
-            table, metrics=metrics, body_bytes_max=settings.body_bytes_max, cors_origins=settings.cors_origins
+            routes(handlers),
+            metrics=metrics,
+            body_bytes_max=settings.body_bytes_max,
+            cors_origins=settings.cors_origins,
         )
         stop = asyncio.Event()
         loops = [
             group.create_task(waiters.run(), name="waiters"),
+            group.create_task(turn_waiters.run(), name="turn-waiters"),
+            group.create_task(announcements.run(), name="announcements"),
             group.create_task(fanout.run(), name="fanout"),
         ]
         public = health.open_listener(settings.http_host, settings.http_port)
@@ -135,12 +169,14 @@ async def run(settings: GatewaySettings, lifecycle: Lifecycle, registry: Collect
         # The door stays open while load balancers learn that this replica leaves.
         await asyncio.sleep(settings.unready_s)
         waiters.leave()
+        turn_waiters.leave()
         # Before the server is told: it would wait for streams, and cut them off.
         await lifecycle.run_budgeted(
             "streams", fanout.drain(settings.sse_drain_s), settings.sse_drain_s + STREAMS_CUT_S
         )
         stop.set()
         await server
+        await lifecycle.run_budgeted("announcements", announcements.flush(), ANNOUNCEMENTS_DRAIN_S)
         for loop in loops:
             loop.cancel()
         await lifecycle.run_budgeted("inbox", fanout.close(), INBOX_DRAIN_S)

@@ -15,6 +15,7 @@ from gateway import problems, stream_tokens
 from gateway.problems import Refusal
 from gateway.request import Request
 from gateway.stream_tokens import StreamTokens
+from gateway.topics import Topic
 
 # How long a revoked key may still work, and a new one that was tried too early may not.
 VERDICT_TTL_S = 10.0
@@ -33,20 +34,20 @@ class Auth:
         self._bad: dict[bytes, float] = {}
         self._lookups: dict[bytes, asyncio.Task[ApiKey | None]] = {}
 
-    async def require(self, request: Request, scope: str) -> ApiKey:
-        """The caller's key, if it covers `scope`.
+    async def require(self, request: Request, *scopes: str) -> ApiKey:
+        """The caller's key, if it covers one of `scopes`.
 
         Raises:
-            Refusal: no good key, or not this scope.
+            Refusal: no good key, or none of these scopes.
             StoreUnavailable: the key is not remembered and cannot be looked up.
         """
         key = await self._verdict(_api_key(request))
         if key is None:
             raise _unauthenticated("the API key is not known, or was revoked", error=b'error="invalid_token"')
-        if scope not in key.scopes:
+        if key.scopes.isdisjoint(scopes):
             raise Refusal(
                 problems.INSUFFICIENT_SCOPE,
-                f"this needs an API key with the scope {scope!r}",
+                f"this needs an API key with the scope {' or '.join(map(repr, scopes))}",
                 headers=((b"www-authenticate", b'Bearer realm="towline", error="insufficient_scope"'),),
             )
         return key
@@ -59,17 +60,21 @@ class Auth:
             raise problems.not_found("user")
         return UserId(user)
 
-    async def require_for_runs(self, request: Request) -> ApiKey:
-        """The caller's key, if it reaches runs; these belong to no user. Raises: as `require`."""
-        key = await self.require(request, "runs")
+    async def require_unbound(self, request: Request, scope: str) -> ApiKey:
+        """The caller's key, if it covers `scope` and is bound to no users: runs and agents belong to none.
+
+        Raises: as `require`.
+        """
+        key = await self.require(request, scope)
         if key.users is not None:
-            raise Refusal(
-                problems.INSUFFICIENT_SCOPE, "this needs an API key that is not bound to users: runs belong to none"
-            )
+            raise Refusal(problems.INSUFFICIENT_SCOPE, "this needs an API key that is not bound to users")
         return key
 
-    async def require_for_streams(self, request: Request, runs: Collection[str]) -> None:
-        """Let the caller read the events of these runs: an API key that reaches runs, or a token that names them all.
+    async def require_for_streams(self, request: Request, topics: Collection[Topic]) -> ApiKey | None:
+        """Let the caller read the events of these, all runs or all threads.
+
+        Returns:
+            The API key, which may yet not reach a thread's user; None: a stream token names all of them.
 
         Raises:
             Refusal: no good credential, or one for other streams.
@@ -80,14 +85,16 @@ class Auth:
             raise Refusal(problems.INVALID_REQUEST, "a credential is given both in Authorization and in access_token")
         token = _bearer(request) if in_query is None else in_query
         if in_query is None and not token.startswith(stream_tokens.PREFIX):
-            await self.require_for_runs(request)
-            return
+            if any(topic.noun == "thread" for topic in topics):
+                return await self.require(request, "threads")
+            return await self.require_unbound(request, "runs")
         # An API key is refused here: a query string ends up in the logs of everything on the way.
         opens = self._stream_tokens.verify(token, time.time_ns() // 1_000_000)
         if opens is None:
             raise _unauthenticated("the stream token is not valid, or has expired", error=b'error="invalid_token"')
-        if not opens.issuperset(runs):
-            raise problems.not_found("run")
+        if not opens.issuperset(topics):
+            raise problems.not_found(next(iter(topics)).noun)
+        return None
 
     async def _verdict(self, value: str) -> ApiKey | None:
         digest = hash_of(value)

@@ -1,40 +1,44 @@
-"""The one reader of a gateway process: events of every run that it serves, and the replies to its waiters.
+"""The one reader of a gateway process: events of every topic that it serves, and the replies to its waiters.
 
 Owns:     the process's replies stream, the feeds and the clients of all event streams, and their end.
-Promises: one blocking XREAD, however many clients of however many runs; each event encoded once; a slow client is
+Promises: one blocking XREAD, however many clients of however many topics; each event encoded once; a slow client is
           closed alone. Nobody is left with signs of life only: what Redis lost is said to be missing, and a run whose
           end only Postgres knows is ended (rules 26, 29).
-Used by:  `stream` (open, join, close), `waiters` (take is given every note), `app` (run, drain, close).
+Used by:  `stream` (open, join, close), `turn_waiters` (join, leave), `store.replies` (take is given every note), `app`
+          (run, drain, close).
 """
 
 import asyncio
 import contextlib
 import random
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 
 import structlog
 
 from common.errors import StoreUnavailable
-from common.ids import GatewayId, RunId
+from common.ids import GatewayId
 from common.process.backoff import Backoff
 from common.store import keys
 from common.store.control import Entry, Note, replies_inbox, tell_gateway
 from common.store.eventlog import EventLog, Position, follow
 from common.store.redis import Redis
-from common.store.runs import Run, Runs
-from gateway.feeds import Client, Encoder, Feed
+from common.store.runs import Run
+from gateway.feeds import Client, Encoder, Feed, Reader
 from gateway.frames import KEEPALIVE, last_batch
 from gateway.metrics import GatewayMetrics
+from gateway.topics import Extent, Topic, Topics, stream_of
 from towline.wire import sse
 
 logger = structlog.get_logger(__name__)
 
 # How long a loss in Redis, or an end that only Postgres knows, may go unnoticed; each look is one round trip and one
-# statement, however many runs are served.
+# statement, however many topics are served.
 LOOK_EVERY_S = 5.0
 # How exactly the keep-alive is kept.
 KEEPALIVE_TICK_S = 1.0
+# A connection that has taken nothing for two keep-alives, and longer than a command to Redis may take, is stuck.
+STUCK_AFTER_S = 8.0
 # Where a stream is ended to send its reader elsewhere, it comes back this soon: the ends themselves are spread.
 MOVED_RETRY_MS = (200, 1500)
 # What the last readers have to take their goodbye.
@@ -54,7 +58,7 @@ class Fanout:
         self,
         redis: Redis,
         log: EventLog,
-        runs: Runs,
+        topics: Topics,
         *,
         gateway: GatewayId,
         take_notes: Callable[[Sequence[Note]], None],
@@ -65,13 +69,13 @@ class Fanout:
         self.keepalive_s = keepalive_s
         self._redis = redis
         self._log = log
-        self._runs = runs
+        self._topics = topics
         self._gateway = gateway
         self._take_notes = take_notes
         self._metrics = metrics
         self._buffer_bytes = buffer_bytes
         self._inbox = replies_inbox(redis, gateway)
-        self._feeds: dict[RunId, Feed] = {}
+        self._feeds: dict[Topic, Feed] = {}
         self._clients: set[Client] = set()
         self._set_changed = asyncio.Event()
         self._look_due = asyncio.Event()
@@ -103,25 +107,34 @@ class Fanout:
             if not cut.expired():
                 raise  # somebody else's
 
-    def position_of(self, run: RunId) -> Position | None:
-        """Up to where a run has been read for those who are served it; None: nobody is."""
-        feed = self._feeds.get(run)
+    def position_of(self, topic: Topic) -> Position | None:
+        """Up to where a topic has been read for those who are served it; None: nobody is."""
+        feed = self._feeds.get(topic)
         return None if feed is None else feed.position
 
-    def join(self, client: Client, run: RunId, position: Position) -> bool:
-        """Let a client read on from a position; False: others are further, it has more history to read first."""
-        feed = self._feeds.get(run)
+    def join(self, reader: Reader, topic: Topic, position: Position) -> bool:
+        """Let someone read on from a position; False: others are further, there is more history to read first."""
+        feed = self._feeds.get(topic)
         if feed is None or feed.has_ended:  # one that is leaving takes nobody along; the next look ends this one, too
-            feed = self._feeds[run] = Feed(run, position)
+            feed = self._feeds[topic] = Feed(topic, position)
             self._set_changed.set()
-        return feed.join(client, position)
+        return feed.join(reader, position)
 
-    async def mend(self, run: RunId) -> None:
-        """Compare where a served run is read with what is there: for who finds nothing where others have read.
+    def leave(self, reader: Reader, topics: Iterable[Topic]) -> None:
+        """Give nothing more of these topics to someone who may have joined them."""
+        for topic in topics:
+            feed = self._feeds.get(topic)
+            if feed is not None:
+                feed.leave(reader)
+                if not feed.readers:
+                    del self._feeds[topic]
+
+    async def mend(self, topic: Topic) -> None:
+        """Compare where a served topic is read with what is there: for who finds nothing where others have read.
 
         Raises: StoreUnavailable.
         """
-        if feed := self._feeds.get(run):
+        if feed := self._feeds.get(topic):
             await self._read_again(feed)
 
     def count_gaps(self, gaps: int) -> None:
@@ -160,12 +173,12 @@ class Fanout:
         """Read whatever comes, and give it to whoever wants it; waits for nothing else."""
         backoff = Backoff(first_s=0.05, cap_s=2.0)
         while True:
-            served = {keys.events(feed.run): feed for feed in self._feeds.values() if feed.held is None}
+            served = {stream_of(topic): feed for topic, feed in self._feeds.items() if feed.held is None}
             asked = {key: feed.position for key, feed in served.items()}
             try:
                 notes, found = await self._inbox.read_beside({key: str(at.at) for key, at in asked.items()})
             except StoreUnavailable as error:
-                logger.warning("streams_unread", runs=len(served), problem=str(error))
+                logger.warning("streams_unread", topics=len(served), problem=str(error))
                 self._look_due.set()
                 await asyncio.sleep(backoff.next_s())
                 continue
@@ -178,7 +191,7 @@ class Fanout:
             for key, entries in found.items():
                 feed = served[key]
                 # Moved meanwhile, as everyone left or a loss was found: read again from where it is now.
-                if self._feeds.get(feed.run) is feed and feed.position is asked[key]:
+                if self._feeds.get(feed.topic) is feed and feed.position is asked[key]:
                     self._give(feed, entries)
 
     def _give(self, feed: Feed, entries: Sequence[Entry]) -> None:
@@ -189,14 +202,14 @@ class Fanout:
             self._deliver(feed, entries)
 
     def _deliver(self, feed: Feed, entries: Sequence[Entry]) -> None:
-        readers = len(feed.clients)
+        readers = len(feed.readers)
         try:
             batch = feed.advance(follow(feed.position, entries))
         except Exception:
             # What cannot be read is lost to these clients only: they come back, and are told by their own history.
-            logger.exception("events_undelivered", run=feed.run, entries=len(entries))
-            for client in list(feed.clients):
-                client.cut("failed")
+            logger.exception("events_undelivered", topic=feed.topic, entries=len(entries))
+            for reader in list(feed.readers):
+                reader.cut("failed")
         else:
             self._metrics.sse_gaps.inc(batch.gaps * readers)
 
@@ -221,21 +234,28 @@ class Fanout:
                 await self._look_into_redis()
                 await self._look_into_records()
             except StoreUnavailable as error:
-                logger.warning("looks_failed", runs=len(self._feeds), problem=str(error))
-                await asyncio.sleep(1)  # a reader that fails all the time asks for a look each time
+                logger.warning("looks_failed", topics=len(self._feeds), problem=str(error))
             except Exception:
-                # One run that cannot be looked at must not end the process.
-                logger.exception("looks_failed", runs=len(self._feeds))
-                await asyncio.sleep(1)
+                # One topic that cannot be looked at must not end the process.
+                logger.exception("looks_failed", topics=len(self._feeds))
+            else:
+                continue
+            # What is held waits for it; a pause, for a reader that fails all the time asks for a look each time.
+            self._look_due.set()
+            await asyncio.sleep(1)
 
     async def _run_keepalives(self) -> None:
-        """Send a comment wherever nothing was sent for a while."""
+        """Send a comment wherever nothing was sent for a while, and close what takes none, history included."""
         tick_s = min(KEEPALIVE_TICK_S, self.keepalive_s / 4)
+        stuck_after_s = max(2 * self.keepalive_s, STUCK_AFTER_S)
         while True:
             await asyncio.sleep(tick_s)
-            due = time.monotonic() - self.keepalive_s + tick_s
-            for client in self._clients:
-                if client.sent_at < due and client.is_idle:
+            now = time.monotonic()
+            for client in list(self._clients):
+                quiet_s = now - client.sent_at
+                if quiet_s > stuck_after_s:
+                    client.cut("slow")
+                elif quiet_s > self.keepalive_s - tick_s and client.is_idle:
                     client.put(KEEPALIVE)
 
     # ---- clients
@@ -253,10 +273,7 @@ class Fanout:
         if not self._clients:
             self._nobody_left.set()
         self._metrics.sse_clients.dec()
-        for feed in [feed for feed in self._feeds.values() if client in feed.clients]:
-            feed.leave(client)
-            if not feed.clients:
-                del self._feeds[feed.run]
+        self.leave(client, [topic for topic, feed in self._feeds.items() if client in feed.readers])
 
     # ---- looks
 
@@ -270,30 +287,28 @@ class Fanout:
                 self._inbox.rewind()
             self._born = born
         tails = await self._log.tails(list(self._feeds))
-        for run, tail in tails.items():
-            feed = self._feeds.get(run)
+        for topic, tail in tails.items():
+            feed = self._feeds.get(topic)
             if feed is not None and tail < feed.position.at:
                 await self._read_again(feed)
 
     async def _look_into_records(self) -> None:
         """Find runs that have ended, and the first numbers of those that have just begun."""
-        if not self._feeds:
-            return
-        for record in (await self._runs.read_many(list(self._feeds))).values():
-            feed = self._feeds.get(record.run)
+        for topic, extent in (await self._topics.read_many(list(self._feeds))).items():
+            feed = self._feeds.get(topic)
             if feed is not None and feed.held is not None:
-                self._begin(feed, record)
-            if feed is not None and record.terminal:
-                await self._end(feed, record)
+                self._begin(feed, extent)
+            if feed is not None and extent.ended is not None:
+                await self._end(feed, extent.ended)
 
-    def _begin(self, feed: Feed, record: Run) -> None:
+    def _begin(self, feed: Feed, extent: Extent) -> None:
         """Give what was held, knowing the run's first number by now.
 
         Its owner records that before its first event: if it is still unknown, nothing but its mark was seen.
         """
         held, feed.held = feed.held or (), None
-        if record.first_seq is not None:
-            feed.position = Position.start(record.first_seq)
+        if extent.first_seq is not None:
+            feed.position = Position.start(extent.first_seq)
         self._deliver(feed, held)
         self._set_changed.set()
 
@@ -303,20 +318,20 @@ class Fanout:
             pass
         if not feed.has_ended:
             batch = last_batch(record, feed.position)
-            self._metrics.sse_gaps.inc(batch.gaps * len(feed.clients))
+            self._metrics.sse_gaps.inc(batch.gaps * len(feed.readers))
             feed.finish(batch)
 
     async def _read_again(self, feed: Feed) -> bool:
         """Read from a feed's position as for a new client; returns whether that brought anything."""
         position = feed.position
-        page = await self._log.read_after(feed.run, position)
-        if self._feeds.get(feed.run) is not feed:
+        page = await self._log.read_after(feed.topic, position)
+        if self._feeds.get(feed.topic) is not feed:
             return False  # everyone has left
         if feed.position is not position:
             return True  # the reader was faster
         if page.position == position and not page.items:
             return False
-        readers = len(feed.clients)
+        readers = len(feed.readers)
         self._metrics.sse_gaps.inc(feed.advance(page).gaps * readers)
         self._set_changed.set()
         return True

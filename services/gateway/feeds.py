@@ -1,6 +1,6 @@
-"""Readers of event streams and what they wait for: bounded queues, and the shared position of each run (no I/O).
+"""Readers of event streams and what they wait for: bounded queues, and the shared position of each topic (no I/O).
 
-A `Client` is one open response; a `Feed` is one run that this process serves now, with the position up to which the
+A `Client` is one open response; a `Feed` is one topic that this process serves now, with the position up to which the
 one reader has read it. Whoever has read the history up to there joins; from then on both read as one.
 """
 
@@ -9,19 +9,32 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Protocol
 
-from common.ids import RunId
 from common.store.control import Entry
 from common.store.eventlog import EventId, Page, Position
 from gateway.frames import Batch
+from gateway.topics import Topic
 
 
 class Encoder(Protocol):
     """How batches become the bytes of one connection (`frames.Alone`, `frames.Together`)."""
 
-    open_runs: set[RunId]
+    open_topics: set[Topic]
 
     def encode(self, batch: Batch) -> bytes:
         """The frames."""
+
+    def stand(self, topic: Topic, at: EventId) -> bytes:
+        """A frame that moves the reader's cursor and is no event."""
+
+
+class Reader(Protocol):
+    """Who reads on from a feed; neither call may wait."""
+
+    def take(self, batch: Batch) -> None:
+        """What was read."""
+
+    def cut(self, reason: str) -> None:
+        """What was read cannot be given."""
 
 
 class Client:
@@ -68,10 +81,14 @@ class Client:
         return not self._chunks
 
     def take(self, batch: Batch) -> None:
-        """Queue a batch; after the end of its last run, end. Ids say what was queued before: all goes in this order."""
+        """Queue a batch; after the end of the last topic, end. Ids say what was queued before: keep to this order."""
         self.put(self._encoder.encode(batch))
-        if not self._encoder.open_runs:
+        if not self._encoder.open_topics:
             self.end("ended")
+
+    def stand(self, topic: Topic, at: EventId) -> None:
+        """Say from where it reads on, so that it misses nothing if it breaks before the first event."""
+        self.put(self._encoder.stand(topic, at))
 
     def put(self, chunk: bytes) -> None:
         """Queue some bytes, unless there are too many already: then it is too slow."""
@@ -82,7 +99,8 @@ class Client:
             return
         self._chunks.append(chunk)
         self._queued_bytes += len(chunk)
-        self._wake()
+        if self._waiter is not None and not self._waiter.done():  # as `_wake`, without a call for each delivery
+            self._waiter.set_result(None)
 
     def end(self, reason: str) -> None:
         """Let what is queued go out, then end; only the first reason counts."""
@@ -119,37 +137,38 @@ class Client:
 
 
 class Feed:
-    """One run that is served: its position, and who reads on from there.
+    """One topic that is served: its position, and who reads on from there.
 
     Attributes:
-        position: up to where the run has been read for everyone.
+        position: up to where its stream has been read for everyone.
         held: entries of a run that had none when its record was read. Its first number must be looked up before they
             are given to anyone; None: no such thing is due.
         has_ended: the last event was given.
     """
 
-    def __init__(self, run: RunId, position: Position) -> None:
-        self.run = run
+    def __init__(self, topic: Topic, position: Position) -> None:
+        self.topic = topic
         self.position = position
         self.held: Sequence[Entry] | None = None
         self.has_ended = False
-        self.clients: set[Client] = set()
+        # In the order of their coming, and so in that of their memory: going through a thousand in any other is slower.
+        self.readers: dict[Reader, None] = {}
         # Those whose history reached further than `position` when they joined.
-        self._ahead: dict[Client, EventId] = {}
+        self._ahead: dict[Reader, EventId] = {}
 
-    def join(self, client: Client, position: Position) -> bool:
-        """Let a client read on from `position`; False: it stands before this feed, and has more history to read."""
+    def join(self, reader: Reader, position: Position) -> bool:
+        """Let someone read on from `position`; False: they stand before this feed, and have more history to read."""
         if position.at < self.position.at:
             return False
         if position.at > self.position.at:
-            self._ahead[client] = position.at
-        self.clients.add(client)
+            self._ahead[reader] = position.at
+        self.readers[reader] = None
         return True
 
-    def leave(self, client: Client) -> None:
-        """Forget a client."""
-        self.clients.discard(client)
-        self._ahead.pop(client, None)
+    def leave(self, reader: Reader) -> None:
+        """Forget a reader."""
+        self.readers.pop(reader, None)
+        self._ahead.pop(reader, None)
 
     def advance(self, page: Page) -> Batch:
         """Give everyone what was read after `position`, and stand where the page ends; returns what was given."""
@@ -157,20 +176,20 @@ class Feed:
             # The stream is another one, whose ids begin anew: nobody has passed any of them.
             self._ahead.clear()
         self.position = page.position
-        batch = Batch(self.run, page.items)
-        for client in list(self.clients):
+        batch = Batch(self.topic, page.items)
+        for reader in list(self.readers):
             own = batch
-            if self._ahead and (at := self._ahead.get(client)) is not None:
+            if self._ahead and (at := self._ahead.get(reader)) is not None:
                 own = batch.after(at)
                 if page.position.at >= at:
-                    del self._ahead[client]
+                    del self._ahead[reader]
             if own.items:
-                client.take(own)
+                reader.take(own)
         self.has_ended = self.has_ended or bool(batch.end)
         return batch
 
     def finish(self, batch: Batch) -> None:
         """Give everyone the last batch of all."""
         self.has_ended = True
-        for client in list(self.clients):
-            client.take(batch)
+        for reader in list(self.readers):
+            reader.take(batch)

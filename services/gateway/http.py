@@ -70,7 +70,8 @@ class Route:
 
     Attributes:
         template: the path with `{parameters}`, each one segment; also the label of its metrics.
-        scope: what the API key must cover; None: no credential is needed.
+        scope: what the API key must cover, of several at least one, as far as is asked for; None: no credential is
+            needed.
         body: struct of the request's body; None: there is none.
         answers: by status, the struct of the body (None: empty) and when it is given.
         problems: every refusal of this operation beside those that any operation may give.
@@ -82,7 +83,7 @@ class Route:
     handler: "Callable[[Request], Awaitable[Answer | Stream]]"
     summary: str
     answers: Mapping[int, tuple[Any, str]]
-    scope: str | None = None
+    scope: str | tuple[str, ...] | None = None
     description: str = ""
     parameters: Sequence[Parameter] = ()
     body: Any = None
@@ -135,13 +136,14 @@ class Application:
                 seconds=time.perf_counter() - began,
             )
 
-        async def send_with_id(message: Message) -> None:
+        # Every chunk of every stream passes here and through `_send_stream`: neither adds a coroutine to it.
+        def send_with_id(message: Message) -> Awaitable[None]:
             nonlocal answered
             if message["type"] == "http.response.start":
                 answered = True
                 observe(message["status"])  # now: a stream's end may be hours away
                 message["headers"] = [*message["headers"], id_header]
-            await send(message)
+            return send(message)
 
         try:
             await self._inner(scope, receive, send_with_id)
@@ -177,8 +179,8 @@ class Application:
         headers = [*stream.headers, (b"content-type", stream.content_type)]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
 
-        async def write(chunk: bytes) -> None:
-            await send({"type": "http.response.body", "body": chunk, "more_body": True})
+        def write(chunk: bytes) -> Awaitable[None]:
+            return send({"type": "http.response.body", "body": chunk, "more_body": True})
 
         try:
             ended = scope["method"] == "HEAD" or await stream.write(write)

@@ -15,6 +15,7 @@ from common.store.control import tell_worker
 from common.store.jobs import Jobs, Seen
 from common.store.presence import state_of
 from common.store.redis import Redis
+from common.store.replies import Cut, Ended, Waiter, Waiters
 from common.store.requests import Record, Requests
 from common.store.tokens import Tokens
 from gateway import paging, problems
@@ -25,7 +26,6 @@ from gateway.metrics import GatewayMetrics
 from gateway.problems import Refusal
 from gateway.request import ClientGone, Header, Request
 from gateway.submission import Submission, preferred_wait_s, read_submission, refusal_of
-from gateway.waiters import Cut, Ended, Waiter, Waiters
 from towline.wire import json
 from towline.wire.api import JOB_STATES, Job, timestamp
 

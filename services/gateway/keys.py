@@ -4,11 +4,10 @@ import msgspec
 import structlog
 
 from common.ids import is_uuid
-from common.store.tokens import ApiKey, KeyRow, Tokens
+from common.store.tokens import KeyRow, Tokens
 from gateway import paging, problems
 from gateway.auth import Auth
 from gateway.http import Answer
-from gateway.problems import Refusal
 from gateway.request import Request
 from towline.wire import api, json
 from towline.wire.api import timestamp
@@ -17,7 +16,10 @@ logger = structlog.get_logger(__name__)
 
 
 class KeyRoutes:
-    """The handlers of everything about API keys; all need the scope `admin`."""
+    """The handlers of everything about API keys.
+
+    All need the scope `admin`, of a key that is not bound to users: that one could mint a key that reaches everyone.
+    """
 
     def __init__(self, *, auth: Auth, tokens: Tokens) -> None:
         self._auth = auth
@@ -25,7 +27,7 @@ class KeyRoutes:
 
     async def mint(self, request: Request) -> Answer:
         """`POST /v1/api-keys`."""
-        by = await self._require_admin(request)
+        by = await self._auth.require_unbound(request, "admin")
         body = await request.read(api.ApiKeyCreate)
         added = await self._tokens.add_api_key(body.name, sorted(set(body.scopes)), body.users)
         assert added is not None, "only a first key may be refused"
@@ -35,26 +37,19 @@ class KeyRoutes:
 
     async def list_keys(self, request: Request) -> Answer:
         """`GET /v1/api-keys`."""
-        await self._require_admin(request)
+        await self._auth.require_unbound(request, "admin")
         size = paging.limit(request)
         rows = await self._tokens.list_api_keys(before=paging.before(request), limit=size + 1)
         return Answer(200, json.dumps(paging.page(rows, size, _view, lambda row: row.key_id)))
 
     async def revoke(self, request: Request) -> Answer:
         """`DELETE /v1/api-keys/{key_id}`."""
-        by = await self._require_admin(request)
+        by = await self._auth.require_unbound(request, "admin")
         key_id = request.params["key_id"]
         if not is_uuid(key_id) or not await self._tokens.revoke_api_key(key_id):
             raise problems.not_found("API key")
         logger.info("api_key_revoked", key_id=key_id, by=by.key_id)
         return Answer(204)
-
-    async def _require_admin(self, request: Request) -> ApiKey:
-        key = await self._auth.require(request, "admin")
-        if key.users is not None:
-            # It could mint a key that reaches everyone.
-            raise Refusal(problems.INSUFFICIENT_SCOPE, "this needs an API key that is not bound to users")
-        return key
 
 
 def _view(row: KeyRow) -> api.ApiKey:

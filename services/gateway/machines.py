@@ -18,13 +18,13 @@ from common.store.control import tell_worker
 from common.store.jobs import Jobs
 from common.store.presence import state_of
 from common.store.redis import Redis
+from common.store.replies import Waiters
 from common.store.tokens import Catalogue, TokenRow, Tokens
 from gateway import paging, problems
 from gateway.auth import Auth
 from gateway.http import Answer
 from gateway.problems import Refusal
 from gateway.request import Request
-from gateway.waiters import Waiters
 from towline.wire import api, json
 from towline.wire.api import timestamp
 from towline.wire.frames import Tool

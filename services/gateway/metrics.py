@@ -2,7 +2,7 @@
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from common.process.metrics import DURATION_BUCKETS_S, jobs_total
+from common.process.metrics import DURATION_BUCKETS_S, jobs_total, turns_total
 
 # Anything else a client invents is one series, not one each.
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
@@ -12,10 +12,11 @@ SSE_CLOSES = ("ended", "gone", "slow", "drain", "failed")
 
 
 class GatewayMetrics:
-    """Requests at the door, and the jobs that this gateway itself ended (by cancelling them in the queue)."""
+    """Requests at the door, and the jobs and turns that this gateway itself ended (by cancelling them in the queue)."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.jobs_total = jobs_total(registry)
+        self.turns_total = turns_total(registry)
         self._requests = Counter(
             "towline_http_requests_total", "Requests answered.", ["route", "method", "code"], registry=registry
         )
@@ -28,7 +29,9 @@ class GatewayMetrics:
             registry=registry,
         )
 
-        self.waiters = Gauge("towline_waiters", "Callers that wait for an outcome or a probe.", registry=registry)
+        self.waiters = Gauge(
+            "towline_waiters", "Callers that wait for an outcome, a turn or a probe.", registry=registry
+        )
 
         self.sse_clients = Gauge("towline_sse_clients", "Event streams that are open.", registry=registry)
         closed = Counter("towline_sse_closed_total", "Event streams that ended.", ["reason"], registry=registry)

@@ -17,6 +17,7 @@ _REF = "#/components/schemas/{name}"
 _PATH_PARAMETERS: dict[str, dict[str, Any]] = {
     "user": {"type": "string", "pattern": "^[A-Za-z0-9][A-Za-z0-9._:@-]{0,199}$"},
     "run": {"type": "string", "pattern": "^[A-Za-z0-9][A-Za-z0-9._:@-]{0,199}$"},
+    "agent": {"type": "string", "pattern": "^[A-Za-z0-9][A-Za-z0-9._:@-]{0,199}$"},
     "slug": {"type": "string", "enum": sorted(problems.KINDS)},
 }
 _UUID = {"type": "string", "format": "uuid"}
@@ -25,7 +26,7 @@ _HEADERS: dict[str, dict[str, Any]] = {
     "X-Request-Id": {**_TEXT, "description": "the request's own, if it was fit for logs, else a fresh one"},
 }
 _JOB_HEADERS = {
-    "Location": {**_TEXT, "description": "where to read on; with 202"},
+    "Location": {**_TEXT, "description": "where to read on"},
     "Preference-Applied": {**_TEXT, "description": "`wait=N`, as it was applied"},
     "Idempotent-Replayed": {"schema": {"const": "true"}, "description": "the key had been accepted before"},
 }
@@ -47,9 +48,9 @@ def document(routes: Sequence[Route]) -> bytes:
             "info": {
                 "title": "Towline gateway",
                 "version": _version(),
-                "description": "Jobs for users' own machines, and events of runs for their watchers."
-                " Refusals are problems (RFC 9457), each documented at the"
-                " address in its `type`. Repeat a request whose fate you do not know with the same Idempotency-Key.",
+                "description": "Jobs for users' own machines, threads that agents answer, and events for watchers."
+                " Refusals are problems (RFC 9457), each documented at the address in its `type`."
+                " Repeat a request whose fate you do not know with the same Idempotency-Key.",
                 "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
             },
             "paths": paths,
@@ -74,10 +75,12 @@ def _operation(route: Route, schemas: dict[Any, dict[str, Any]]) -> dict[str, An
         "security": [],
     }
     if route.scope:
-        operation["description"] += f"\n\nNeeds an API key with the scope `{route.scope}`."
+        scopes = (route.scope,) if isinstance(route.scope, str) else route.scope
+        needed = " or ".join(f"`{scope}`" for scope in scopes)
+        operation["description"] += f"\n\nNeeds an API key with the scope {needed}."
         operation["security"] = [{"apiKey": []}]
     if route.streams:
-        operation["description"] += " A stream token that names all of the runs will do, too."
+        operation["description"] += " A stream token that names all of it will do, too."
         operation["security"] += [{"streamToken": []}]
     if route.body:
         operation["requestBody"] = {"required": True, "content": {"application/json": {"schema": schemas[route.body]}}}
@@ -101,7 +104,7 @@ def _responses(route: Route, schemas: dict[Any, dict[str, Any]]) -> dict[str, An
     for status, (body, description) in route.answers.items():
         response: dict[str, Any] = {
             "description": description,
-            "headers": _HEADERS | (_JOB_HEADERS if status in (200, 202) else {}),
+            "headers": _HEADERS | (_JOB_HEADERS if status in (200, 201, 202) else {}),
         }
         if body is str:
             response["content"] = {"text/plain": {"schema": {"type": "string"}}}

@@ -137,6 +137,13 @@ RUN_ENDED = Kind(
     "A run of this id was followed and has ended; an id is not used twice.",
     "Use a new id.",
 )
+THREAD_BUSY = Kind(
+    "thread-busy",
+    409,
+    "A turn of the thread is open",
+    "The thread has a turn that has not ended, and the request said `on_busy: reject`. Nothing was recorded.",
+    "Wait for that turn (`detail` names it), or send `on_busy: queue` or `interrupt`.",
+)
 BODY_TOO_LARGE = Kind(
     "body-too-large",
     413,
@@ -151,6 +158,13 @@ UNSUPPORTED_MEDIA_TYPE = Kind(
     "Bodies are UTF-8 JSON without content coding, declared as `Content-Type: application/json`.",
     "Set the header.",
 )
+UNKNOWN_AGENT = Kind(
+    "unknown-agent",
+    422,
+    "There is no such agent",
+    "No agent of this name is defined, or the thread's agent was deleted. Nothing was recorded.",
+    "Define the agent (`PUT /v1/agents/{agent}`), or begin a thread of another one.",
+)
 UNKNOWN_TOOL = Kind(
     "unknown-tool",
     422,
@@ -162,15 +176,16 @@ EGRESS_REFUSED = Kind(
     "egress-refused",
     422,
     "The URL may not be called",
-    "The URL of a source is not one that this installation may call (`TOWLINE_EGRESS_ALLOW`). Nothing was recorded.",
+    "The URL of a source or agent is not one that this installation may call (`TOWLINE_EGRESS_ALLOW`). Nothing was"
+    " recorded.",
     "Use an address that is allowed, or ask the operator to allow this one.",
 )
 KEY_REUSED = Kind(
     "idempotency-key-reused",
     422,
     "The key was used for other work",
-    "A request with this key was accepted before, with another `name` or other `args`, and this installation is strict"
-    " about it. Nothing new was recorded.",
+    "A request with this key was accepted before, with other contents (`name` or `args` of a job, `text` of an entry),"
+    " and this installation is strict about it. Nothing new was recorded.",
     "Use a fresh key for new work.",
 )
 QUEUE_FULL = Kind(
@@ -191,8 +206,8 @@ NOT_CONFIGURED = Kind(
     "not-configured",
     501,
     "This installation is not set up for it",
-    "A setting that this needs is not set: `TOWLINE_TOKEN_KEYS` for stream tokens, `TOWLINE_SECRET_KEYS` for headers"
-    " that are sent upstream. Nothing was recorded.",
+    "A setting that this needs is not set: `TOWLINE_TOKEN_KEYS` for stream tokens, `TOWLINE_SECRET_KEYS` for what is"
+    " sent upstream in secret. Nothing was recorded.",
     "Ask the operator to set it.",
 )
 PRESENCE_UNKNOWN = Kind(

@@ -1,6 +1,10 @@
 """The route table: every operation of the public API, what serves it and what is said about it."""
 
+from typing import NamedTuple
+
 from gateway import openapi, paging, problems
+from gateway.agents import AgentRoutes
+from gateway.browsers import BrowserRoutes
 from gateway.http import Answer, Parameter, Route
 from gateway.jobs import JobRoutes
 from gateway.keys import KeyRoutes
@@ -9,40 +13,63 @@ from gateway.request import Request
 from gateway.run_table import routes_of_runs, routes_of_streams
 from gateway.runs import RunRoutes
 from gateway.stream import StreamRoutes
+from gateway.thread_table import routes_of_agents, routes_of_threads, routes_of_turns
+from gateway.threads import ThreadRoutes
+from gateway.turns import TurnRoutes
+from gateway.usage import UsageRoutes
 from towline.wire import api
 from towline.wire.api import JOB_STATES, WAIT_S_MAX
 
 _KEY = Parameter(
     "Idempotency-Key",
     {"type": "string", "pattern": "^[!#-~]([ -~]{0,253}[!-~])?$"},
-    "names this piece of work, for this user; repeat a request with the same key and it is not done twice",
+    "names this piece of work, for this user or thread; repeat a request with the same key and it is not done twice",
     place="header",
     required=True,
 )
 _PREFER = Parameter(
     "Prefer",
     {"type": "string", "examples": ["wait=30"]},
-    f"`wait=N`: answer when the job has ended or after N seconds, at most {WAIT_S_MAX}; the default is not to wait",
+    f"`wait=N`: answer when it has ended or after N seconds, at most {WAIT_S_MAX}; the default is not to wait",
     place="header",
 )
 _TRACEPARENT = Parameter(
-    "traceparent", {"type": "string"}, "W3C Trace Context, carried to the machine; dropped if broken", place="header"
+    "traceparent",
+    {"type": "string"},
+    "W3C Trace Context, carried to the machine or agent; dropped if broken",
+    place="header",
 )
 _ENDED = (api.Job, "The job has ended, whatever its outcome.")
 _NOT_ENDED = (api.Job, "The job is recorded and has not ended yet.")
 
 
-def routes(
-    jobs: JobRoutes, machines: MachineRoutes, runs: RunRoutes, streams: StreamRoutes, keys: KeyRoutes
-) -> list[Route]:
+class Handlers(NamedTuple):
+    """All handlers of the API."""
+
+    jobs: JobRoutes
+    machines: MachineRoutes
+    runs: RunRoutes
+    streams: StreamRoutes
+    browsers: BrowserRoutes
+    threads: ThreadRoutes
+    turns: TurnRoutes
+    usage: UsageRoutes
+    agents: AgentRoutes
+    keys: KeyRoutes
+
+
+def routes(handlers: Handlers) -> list[Route]:
     """The table, the most used operations first."""
     documents = Documents()
     table = [
-        *_of_jobs(jobs),
-        *routes_of_streams(streams),
-        *routes_of_runs(runs),
-        *_of_machines(machines),
-        *_of_keys(keys),
+        *_of_jobs(handlers.jobs),
+        *routes_of_threads(handlers.threads, _KEY, _TRACEPARENT),
+        *routes_of_turns(handlers.turns, handlers.usage, _PREFER),
+        *routes_of_streams(handlers.streams, handlers.browsers),
+        *routes_of_runs(handlers.runs),
+        *routes_of_agents(handlers.agents),
+        *_of_machines(handlers.machines),
+        *_of_keys(handlers.keys),
         *_of_documents(documents),
     ]
     documents.description = openapi.document(table)

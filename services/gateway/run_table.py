@@ -1,11 +1,13 @@
-"""The part of the route table (`routes`) that is about runs and their events."""
+"""The part of the route table (`routes`) that is about runs, and about the events of runs and threads."""
 
 from gateway import paging, problems
+from gateway.browsers import BrowserRoutes
 from gateway.http import Parameter, Route
 from gateway.runs import RunRoutes
 from gateway.stream import StreamRoutes
 from towline.wire import api
 from towline.wire import runs as wire
+from towline.wire.threads import ThreadEventsPage
 
 _ID = "[A-Za-z0-9][A-Za-z0-9._:@-]{0,199}"
 
@@ -66,14 +68,25 @@ def routes_of_runs(runs: RunRoutes) -> list[Route]:
     ]
 
 
-def routes_of_streams(streams: StreamRoutes) -> list[Route]:
-    """Reading their events."""
+def routes_of_streams(streams: StreamRoutes, browsers: BrowserRoutes) -> list[Route]:
+    """Reading events."""
     resume = (
         "`Last-Event-ID` (header, or query where that cannot be set; the header counts) resumes after an event;"
         " without it the history comes first. Each frame's data is `{source, uid, ts, type, data}`. Frames without id:"
         " `towline.gap` where something is missing (events may repeat after it, with their `uid`), `towline.end` before"
         " the response ends; comments in between are signs of life. A reader who has seen the end gets 204, after which"
         " an EventSource stays away."
+    )
+    pages = "With `Accept: application/json` the same stream comes in pages, oldest first."
+    last_event_id = Parameter(
+        "last_event_id",
+        {"type": "string", "pattern": "^[1-9][0-9]{0,18}-(0|[1-9][0-9]{0,18})$"},
+        "as the header Last-Event-ID",
+    )
+    page_size = Parameter(
+        "limit",
+        {"type": "integer", "minimum": 1, "maximum": wire.EVENTS_PAGE_MAX, "default": wire.EVENTS_PAGE_DEFAULT},
+        "of pages: most events on one",
     )
     live = Parameter("from", {"type": "string", "enum": ["live"]}, "without a last event id, leave out the history")
     token = Parameter("access_token", {"type": "string"}, "a stream token, where no header can be set")
@@ -85,27 +98,21 @@ def routes_of_streams(streams: StreamRoutes) -> list[Route]:
             streams.events,
             "Stream a run's events, or read them in pages",
             scope="runs",
-            description=f"{resume} With `Accept: application/json` the same stream comes in pages, oldest first.",
-            parameters=(
-                Parameter(
-                    "last_event_id",
-                    {"type": "string", "pattern": "^[1-9][0-9]{0,18}-(0|[1-9][0-9]{0,18})$"},
-                    "as the header Last-Event-ID",
-                ),
-                live,
-                token,
-                Parameter(
-                    "limit",
-                    {
-                        "type": "integer",
-                        "minimum": 1,
-                        "maximum": wire.EVENTS_PAGE_MAX,
-                        "default": wire.EVENTS_PAGE_DEFAULT,
-                    },
-                    "of pages: most events on one",
-                ),
-            ),
+            description=f"{resume} {pages}",
+            parameters=(last_event_id, live, token, page_size),
             answers={200: (wire.EventsPage, "The stream, or one page."), 204: seen_end},
+            streams=True,
+        ),
+        Route(
+            "GET",
+            "/v1/threads/{thread}/events",
+            streams.thread_events,
+            "Stream what happens in a thread, or read it in pages",
+            scope="threads",
+            description=f"What was said, the turns that answer it and how they end, answers as they come. {resume}"
+            f" A thread's stream has no end. `source` is the turn, `data` JSON. {pages}",
+            parameters=(last_event_id, live, token, page_size),
+            answers={200: (ThreadEventsPage, "The stream, or one page.")},
             streams=True,
         ),
         Route(
@@ -133,14 +140,14 @@ def routes_of_streams(streams: StreamRoutes) -> list[Route]:
         Route(
             "POST",
             "/v1/stream-tokens",
-            streams.mint_token,
+            browsers.mint_token,
             "Mint a stream token for a browser",
-            scope="runs",
-            description="It opens the events of exactly these runs, which need not exist yet, and nothing else; it"
-            " cannot be taken back, only left to expire. A stream that it opened goes on. The key must not be bound to"
-            " users: runs belong to none.",
+            scope=("runs", "threads"),
+            description="It opens the events of exactly these runs, which need not exist yet, and of these threads, and"
+            " nothing else; it cannot be taken back, only left to expire. A stream that it opened goes on. Where runs"
+            " are named the key must not be bound to users: runs belong to none.",
             body=wire.StreamTokenCreate,
             answers={201: (wire.StreamToken, "The token, which is shown this once.")},
-            problems=(problems.NOT_CONFIGURED,),
+            problems=(problems.NOT_CONFIGURED, problems.NOT_FOUND),
         ),
     ]

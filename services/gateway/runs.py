@@ -12,7 +12,7 @@ from common.ids import RunId
 from common.process.egress import Allowlist, EgressRefused
 from common.process.secrets import Secrets
 from common.store import leases
-from common.store.leases import Look
+from common.store.leases import Look, SourceStatus
 from common.store.redis import Redis
 from common.store.runs import NewRun, NewSource, Run, Runs, Source
 from gateway import paging, problems
@@ -48,15 +48,6 @@ _OWN_HEADERS = frozenset(
 )
 
 
-class SourceStatus(msgspec.Struct, frozen=True):
-    """What a relay says of a source that it follows. Times: milliseconds since the Unix epoch."""
-
-    connected: bool
-    live_ms: int
-    progress_ms: int
-    verdict: wire.Verdict
-
-
 _status_decoder = msgspec.json.Decoder(dict[str, SourceStatus])
 
 
@@ -72,7 +63,7 @@ class RunRoutes:
 
     async def follow(self, request: Request) -> Answer:
         """`PUT /v1/runs/{run}`."""
-        await self._auth.require_for_runs(request)
+        await self._auth.require_unbound(request, "runs")
         run = RunId(request.id("run"))
         body = await request.read(wire.RunFollow)
         record, found = await self._runs.follow(self._new_run(run, body))
@@ -90,7 +81,7 @@ class RunRoutes:
 
     async def read_run(self, request: Request) -> Answer:
         """`GET /v1/runs/{run}`."""
-        await self._auth.require_for_runs(request)
+        await self._auth.require_unbound(request, "runs")
         record = await self._runs.read(RunId(request.id("run")))
         if record is None:
             raise problems.not_found("run")
@@ -98,7 +89,7 @@ class RunRoutes:
 
     async def list_runs(self, request: Request) -> Answer:
         """`GET /v1/runs`."""
-        await self._auth.require_for_runs(request)
+        await self._auth.require_unbound(request, "runs")
         state = request.query("state")
         if state is not None and state not in wire.RUN_STATES:
             names = ", ".join(wire.RUN_STATES)
@@ -111,7 +102,7 @@ class RunRoutes:
 
     async def stop_run(self, request: Request) -> Answer:
         """`DELETE /v1/runs/{run}`."""
-        await self._auth.require_for_runs(request)
+        await self._auth.require_unbound(request, "runs")
         record = await self._runs.request_stop(RunId(request.id("run")))
         if record is None:
             raise problems.not_found("run")

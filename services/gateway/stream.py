@@ -1,4 +1,4 @@
-"""Event streams over HTTP: one run, several runs on one connection, the same as pages, and the tokens for browsers.
+"""Event streams over HTTP: of one run or thread, of several runs on one connection, and the same as pages.
 
 Promises: a reader gets what follows its last id, or is told what is missing; history and live events come from the same
           position, so that nothing is lost or doubled between them; whoever has seen the end is told to stay away.
@@ -7,16 +7,17 @@ Promises: a reader gets what follows its last id, or is told what is missing; hi
 import asyncio
 import random
 import time
-from collections.abc import Mapping
+from collections.abc import Awaitable, Mapping
+from typing import Any
 
 import structlog
 from msgspec import UNSET
 
 from common.errors import StoreUnavailable
-from common.ids import RunId
+from common.ids import RunId, ThreadId, is_uuid
 from common.process.backoff import Backoff
 from common.store.eventlog import ZERO, EventId, EventLog, Gap, LogEvent, Position
-from common.store.runs import Run, Runs
+from common.store.threads import Threads
 from gateway import problems
 from gateway.auth import Auth
 from gateway.fanout import Fanout
@@ -34,18 +35,16 @@ from gateway.frames import (
 from gateway.http import Answer, Stream, Write
 from gateway.problems import Refusal
 from gateway.request import Request
-from gateway.stream_tokens import StreamTokens
+from gateway.topics import EXTENT_OF_THREAD, Extent, Topic, Topics, of_run, of_thread
 from towline.wire import events, ids, json
-from towline.wire.api import timestamp
 from towline.wire.runs import (
     EVENTS_PAGE_DEFAULT,
     EVENTS_PAGE_MAX,
     STREAM_RUNS_MAX,
     End,
     EventsPage,
-    StreamToken,
-    StreamTokenCreate,
 )
+from towline.wire.threads import ThreadEventsPage
 
 logger = structlog.get_logger(__name__)
 
@@ -59,70 +58,70 @@ RETRY_MS = (1000, 7000)
 class StreamRoutes:
     """The handlers of everything that is streamed."""
 
-    def __init__(self, *, auth: Auth, runs: Runs, log: EventLog, fanout: Fanout, tokens: StreamTokens) -> None:
+    def __init__(self, *, auth: Auth, topics: Topics, threads: Threads, log: EventLog, fanout: Fanout) -> None:
         self._auth = auth
-        self._runs = runs
+        self._topics = topics
+        self._threads = threads
         self._log = log
         self._fanout = fanout
-        self._tokens = tokens
 
     async def events(self, request: Request) -> Answer | Stream:
         """`GET /v1/runs/{run}/events`."""
-        run = RunId(request.id("run"))
-        await self._auth.require_for_streams(request, [run])
-        record = await self._record(run)
-        text = _last_event_id(request)
-        cursor = None if text is None else _single(text)
-        if _wants_json(request):
-            return await self._page(request, record, cursor)
-        if _has_seen_end(record, cursor):
-            return Answer(204)
-        return self._stream(request, {run: record}, {run: cursor}, Alone(run))
+        topic = of_run(RunId(request.id("run")))
+        await self._auth.require_for_streams(request, [topic])
+        extents = await self._extents([topic])
+        return await self._answer(request, topic, extents[topic])
+
+    async def thread_events(self, request: Request) -> Answer | Stream:
+        """`GET /v1/threads/{thread}/events`."""
+        thread = ThreadId(request.params["thread"])
+        topic = of_thread(thread)
+        key = await self._auth.require_for_streams(request, [topic])
+        record = await self._threads.read(thread) if is_uuid(thread) else None
+        if record is None or (key is not None and not key.reaches(record.user)):
+            raise problems.not_found("thread")
+        return await self._answer(request, topic, EXTENT_OF_THREAD)
 
     async def many_events(self, request: Request) -> Answer | Stream:
         """`GET /v1/events`."""
-        runs = _runs(request)
-        await self._auth.require_for_streams(request, runs)
-        records = await self._runs.read_many(runs)
-        if len(records) < len(runs):
-            raise problems.not_found("run")
+        topics = [of_run(run) for run in _runs(request)]
+        await self._auth.require_for_streams(request, topics)
+        extents = await self._extents(topics)
         text = _last_event_id(request)
-        cursors = dict.fromkeys(runs) if text is None else parse_composite_id(text, runs)
+        cursors = dict.fromkeys(topics) if text is None else parse_composite_id(text, topics)
         if cursors is None:
             raise _impossible_id()
-        if all(_has_seen_end(records[run], cursors[run]) for run in runs):
+        if all(_has_seen_end(extents[topic], cursors[topic]) for topic in topics):
             return Answer(204)
-        return self._stream(request, records, cursors, Together(cursors))
+        return self._stream(request, extents, cursors, Together(cursors))
 
-    async def mint_token(self, request: Request) -> Answer:
-        """`POST /v1/stream-tokens`."""
-        await self._auth.require_for_runs(request)
-        body = await request.read(StreamTokenCreate)
-        if not self._tokens.is_configured:
-            raise Refusal(problems.NOT_CONFIGURED, "this installation makes no stream tokens: TOWLINE_TOKEN_KEYS")
-        runs = sorted(set(body.runs))
-        expires_ms = time.time_ns() // 1_000_000 + int(body.ttl_s * 1000)
-        token = StreamToken(self._tokens.mint(runs, expires_ms), runs, timestamp(expires_ms))
-        return Answer(201, json.dumps(token), ((b"cache-control", b"no-store"),))
-
-    async def _record(self, run: RunId) -> Run:
-        record = await self._runs.read(run)
-        if record is None:
+    async def _extents(self, runs: list[Topic]) -> dict[Topic, Extent]:
+        extents = await self._topics.read_many(runs)
+        if len(extents) < len(runs):
             raise problems.not_found("run")
-        return record
+        return extents
+
+    async def _answer(self, request: Request, topic: Topic, extent: Extent) -> Answer | Stream:
+        text = _last_event_id(request)
+        cursor = None if text is None else _single(text)
+        if _wants_json(request):
+            return await self._page(request, topic, extent, cursor)
+        if _has_seen_end(extent, cursor):
+            return Answer(204)
+        return self._stream(request, {topic: extent}, {topic: cursor}, Alone(topic))
 
     # ---- pages
 
-    async def _page(self, request: Request, record: Run, cursor: EventId | None) -> Answer:
+    async def _page(self, request: Request, topic: Topic, extent: Extent, cursor: EventId | None) -> Answer:
         if _starts_live(request):
             raise Refusal(problems.INVALID_REQUEST, "the query parameter from=live has no meaning for pages")
         size = _page_size(request)
-        position = _position(record, cursor)
-        page = await self._log.read_after(record.run, position, count=size)
-        batch = Batch(record.run, page.items)
+        position = _position(extent, cursor)
+        page = await self._log.read_after(topic, position, count=size)
+        batch = Batch(topic, page.items)
         at = page.position.at
-        if record.terminal and not page.items and not page.more:
-            batch = last_batch(record, page.position)
+        if extent.ended and not page.items and not page.more:
+            batch = last_batch(extent.ended, page.position)
         # A gap stands before the items; what follows a later one is for the next page, which begins with it.
         gap: Gap | None = None
         shown: list[LogEvent] = []
@@ -137,21 +136,21 @@ class StreamRoutes:
                 break
         if shown and (not is_whole or at < shown[-1].id):
             at = shown[-1].id
-        body = EventsPage(
-            [stream_event(item) for item in shown],
-            None if at == ZERO else str(at),
-            gap_data(record.run, gap) if gap else UNSET,
-            End(record.run, batch.end) if batch.end and is_whole else UNSET,
-        )
-        return Answer(200, json.dumps(body))
+        items = [stream_event(item) for item in shown]
+        last_event_id = None if at == ZERO else str(at)
+        missing: Any = gap_data(topic, gap) if gap else UNSET
+        if topic.noun == "thread":
+            return Answer(200, json.dumps(ThreadEventsPage(items, last_event_id, missing)))
+        end = End(topic.id, batch.end) if batch.end and is_whole else UNSET
+        return Answer(200, json.dumps(EventsPage(items, last_event_id, missing, end)))
 
     # ---- streams
 
     def _stream(
         self,
         request: Request,
-        records: Mapping[RunId, Run],
-        cursors: Mapping[RunId, EventId | None],
+        extents: Mapping[Topic, Extent],
+        cursors: Mapping[Topic, EventId | None],
         encoder: Encoder,
     ) -> Stream:
         live = _starts_live(request)
@@ -162,10 +161,11 @@ class StreamRoutes:
                 try:
                     response = _Response(client, send)
                     await response.write(events.opening(self._fanout.keepalive_s, random.randint(*RETRY_MS)))  # noqa: S311
-                    for run, record in records.items():
+                    for topic, extent in extents.items():
                         if client.ending:
                             break
-                        await self._join(response, record, cursors[run], live=live and cursors[run] is None)
+                        cursor = cursors[topic]
+                        await self._join(response, topic, extent, cursor, live=live and cursor is None)
                     while chunk := await client.next_chunk():
                         await response.write(chunk)
                 finally:
@@ -174,51 +174,63 @@ class StreamRoutes:
 
         return Stream(SSE_HEADERS, SSE, write)
 
-    async def _join(self, response: "_Response", record: Run, cursor: EventId | None, *, live: bool) -> None:
-        """Write what is there of a run, then have the rest come by itself. Redis may be away: then wait for it."""
+    async def _join(
+        self, response: "_Response", topic: Topic, extent: Extent, cursor: EventId | None, *, live: bool
+    ) -> None:
+        """Write what is there of a topic, then have the rest come by itself. Redis may be away: then wait for it."""
         backoff = Backoff(first_s=0.1, cap_s=2.0)
         position: Position | None = None
         while True:
             try:
                 if position is None:
-                    tail = await self._log.tail(record.run) if live else None
-                    position = _position(record, cursor) if tail is None else Position.live(tail)
-                position = await self._catch_up(response, record, position)
+                    position = await self._begin(response, topic, extent) if live else _position(extent, cursor)
+                position = await self._catch_up(response, topic, extent, position)
             except StoreUnavailable as error:
-                logger.debug("history_unread", run=record.run, problem=str(error))
+                logger.debug("history_unread", topic=topic, problem=str(error))
                 await response.write(KEEPALIVE)
                 await asyncio.sleep(backoff.next_s())
                 continue
             if position is None or response.client.ending:
                 return
 
-    async def _catch_up(self, response: "_Response", record: Run, position: Position) -> Position | None:
+    async def _begin(self, response: "_Response", topic: Topic, extent: Extent) -> Position:
+        """Leave out the history; the reader is told where, or what came while it was broken off would be missing."""
+        tail = await self._log.tail(topic)
+        if tail is None:
+            if extent.first_seq is None:
+                return Position.start(None)  # nobody knows what its first event will be
+            tail = EventId(1, extent.first_seq)  # before all that will come
+        response.client.stand(topic, tail)
+        return Position.live(tail)
+
+    async def _catch_up(
+        self, response: "_Response", topic: Topic, extent: Extent, position: Position
+    ) -> Position | None:
         """One step through the history; None: nothing more is to be read here. Raises: StoreUnavailable."""
-        run = record.run
-        others = self._fanout.position_of(run)
-        page = await self._log.read_after(run, position)
+        others = self._fanout.position_of(topic)
+        page = await self._log.read_after(topic, position)
         if position == Position.start(None) and any(isinstance(item, LogEvent) for item in page.items):
-            known = await self._runs.read(run)
+            known = (await self._topics.read_many([topic])).get(topic)
             if known is not None and known.first_seq is not None:
                 return Position.start(known.first_seq)
-        batch = Batch(run, page.items)
+        batch = Batch(topic, page.items)
         if batch.items:
             await self._give(response, batch)
             return None if batch.end else page.position
         if page.more:
             return page.position
-        if record.terminal:
-            await self._give(response, last_batch(record, page.position))
+        if extent.ended:
+            await self._give(response, last_batch(extent.ended, page.position))
             return None
-        if self._fanout.join(response.client, run, page.position):
+        if self._fanout.join(response.client, topic, page.position):
             return None
         if others is None or others.at <= page.position.at:
             return page.position  # more has come since
         # Others had read further than there is now: the stream was lost. Where it begins anew, all will be told.
-        await self._fanout.mend(run)
-        now = self._fanout.position_of(run) or page.position
+        await self._fanout.mend(topic)
+        now = self._fanout.position_of(topic) or page.position
         if page.position.at < now.at:
-            await self._give(response, Batch(run, [Gap(page.position.last, None)]))
+            await self._give(response, Batch(topic, [Gap(page.position.last, None)]))
         return now
 
     async def _give(self, response: "_Response", batch: Batch) -> None:
@@ -233,10 +245,10 @@ class _Response:
         self.client = client
         self._send = send
 
-    async def write(self, chunk: bytes) -> None:
-        """Send some bytes; waits while the connection is full."""
-        await self._send(chunk)
+    def write(self, chunk: bytes) -> Awaitable[None]:
+        """Send some bytes; await it, for it waits while the connection is full."""
         self.client.sent_at = time.monotonic()
+        return self._send(chunk)
 
     async def give(self, batch: Batch) -> None:
         """Send a batch now, after what was queued before it: history is read no faster than it is taken."""
@@ -250,12 +262,12 @@ async def _watch(request: Request, client: Client) -> None:
     client.cut("gone")
 
 
-def _position(record: Run, cursor: EventId | None) -> Position:
-    return Position.start(record.first_seq) if cursor is None else Position.after(cursor)
+def _position(extent: Extent, cursor: EventId | None) -> Position:
+    return Position.start(extent.first_seq) if cursor is None else Position.after(cursor)
 
 
-def _has_seen_end(record: Run, cursor: EventId | None) -> bool:
-    return record.terminal and cursor is not None and cursor.seq >= (record.last_seq or 0)
+def _has_seen_end(extent: Extent, cursor: EventId | None) -> bool:
+    return extent.last_seq is not None and cursor is not None and cursor.seq >= extent.last_seq
 
 
 def _wants_json(request: Request) -> bool:

@@ -3,7 +3,7 @@
 Owns:     their form and their signature.
 Promises: what a token says was signed by one of the installation's keys and has not expired; nothing is stored, so
           every replica with these keys verifies it, and none can take it back: it ends by its time.
-Used by:  `auth` (verify), `stream` (mint). PURE: the time is a parameter.
+Used by:  `auth` (verify), `browsers` (mint). PURE: the time is a parameter.
 
 `tls_` and two parts in base64url: the claims as JSON, and their HMAC-SHA-256.
 """
@@ -12,24 +12,26 @@ import base64
 import binascii
 import hashlib
 import hmac
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from towline.wire.runs import STREAM_RUNS_MAX
+from gateway.topics import Topic
+from towline.wire.runs import STREAM_RUNS_MAX, STREAM_THREADS_MAX
 
 PREFIX = "tls_"
 # Below this a key can be guessed; 32 characters of hex are 128 bits.
 KEY_CHARACTERS_MIN = 32
-# Ids of 200 characters, as many as a token may name, in base64; what is longer is not worth hashing.
-TOKEN_CHARACTERS_MAX = 4 * (STREAM_RUNS_MAX + 1) * 210 // 3
+# Ids of 200 characters, and of threads, as many as a token may name, in base64; what is longer is not worth hashing.
+TOKEN_CHARACTERS_MAX = 4 * ((STREAM_RUNS_MAX + 1) * 210 + STREAM_THREADS_MAX * 40) // 3
 
 
 class Claims(msgspec.Struct, frozen=True):
-    """What a token says: the runs whose events may be read, until when (milliseconds since the Unix epoch)."""
+    """What a token says: whose events may be read, until when (milliseconds since the Unix epoch)."""
 
     runs: list[str]
     expires_ms: int
+    threads: list[str] = []
 
 
 _decoder = msgspec.json.Decoder(Claims)
@@ -50,13 +52,16 @@ class StreamTokens:
         """Whether there is a key to sign with."""
         return bool(self._keys)
 
-    def mint(self, runs: Sequence[str], expires_ms: int) -> str:
-        """Sign a token for these runs."""
-        claims = msgspec.json.encode(Claims(list(runs), expires_ms))
+    def mint(self, topics: Iterable[Topic], expires_ms: int) -> str:
+        """Sign a token for the streams of these."""
+        named: dict[str, list[str]] = {"run": [], "thread": []}
+        for topic in topics:
+            named[topic.noun].append(topic.id)
+        claims = msgspec.json.encode(Claims(named["run"], expires_ms, named["thread"]))
         return f"{PREFIX}{_text(claims)}.{_text(_signature(self._keys[0], claims))}"
 
-    def verify(self, token: str, now_ms: int) -> frozenset[str] | None:
-        """The runs that a token opens; None: it is not ours, was changed, or has expired."""
+    def verify(self, token: str, now_ms: int) -> frozenset[Topic] | None:
+        """What a token opens; None: it is not ours, was changed, or has expired."""
         if len(token) > TOKEN_CHARACTERS_MAX or not token.startswith(PREFIX) or not token.isascii():
             return None
         head, _, tail = token.removeprefix(PREFIX).partition(".")
@@ -68,7 +73,9 @@ class StreamTokens:
             said = _decoder.decode(claims)
         except msgspec.DecodeError:  # signed by a release that says it otherwise
             return None
-        return frozenset(said.runs) if now_ms < said.expires_ms else None
+        if now_ms >= said.expires_ms:
+            return None
+        return frozenset([Topic("run", run) for run in said.runs] + [Topic("thread", one) for one in said.threads])
 
 
 def _signature(key: bytes, claims: bytes) -> bytes:

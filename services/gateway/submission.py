@@ -67,12 +67,8 @@ class Submission:
 
 async def read_submission(request: Request, user: UserId) -> Submission:
     """Read headers and body. Raises: Refusal, naming what is wrong."""
-    try:
-        key = ids.parse_idempotency_key(request.values(b"idempotency-key"))
-    except ValueError as error:
-        raise Refusal(problems.INVALID_KEY, str(error)) from None
+    key = idempotency_key(request)
     wait_s = preferred_wait_s(request)
-    traceparents = request.values(b"traceparent")
     body = await request.read(JobSubmit)
     args = json.canonical(body.args)
     if len(args) > ARGS_BYTES_MAX:
@@ -88,9 +84,22 @@ async def read_submission(request: Request, user: UserId) -> Submission:
         args=args,
         fingerprint=fingerprint(body.name, args),
         wait_s=wait_s,
-        # A broken one is dropped, as W3C says: tracing never fails a request.
-        traceparent=traceparents[0] if len(traceparents) == 1 and ids.is_traceparent(traceparents[0]) else "",
+        traceparent=traceparent(request),
     )
+
+
+def idempotency_key(request: Request) -> str:
+    """The header that names a piece of work. Raises: Refusal, if it is missing or none."""
+    try:
+        return ids.parse_idempotency_key(request.values(b"idempotency-key"))
+    except ValueError as error:
+        raise Refusal(problems.INVALID_KEY, str(error)) from None
+
+
+def traceparent(request: Request) -> str:
+    """The header as given, or empty: a broken one is dropped, as W3C says, for tracing never fails a request."""
+    given = request.values(b"traceparent")
+    return given[0] if len(given) == 1 and ids.is_traceparent(given[0]) else ""
 
 
 def preferred_wait_s(request: Request) -> int | None:

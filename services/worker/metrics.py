@@ -2,7 +2,7 @@
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from common.process.metrics import DURATION_BUCKETS_S, children, jobs_total
+from common.process.metrics import DURATION_BUCKETS_S, children, jobs_total, turns_total
 
 # queue: accepted -> taken from the stream; deliver: taken -> frame sent; execute: frame sent -> result received;
 # reply: result received -> durable and its waiters told.
@@ -27,12 +27,13 @@ CLOSES = (
 )
 
 # queued, processing: open jobs of the whole installation as the sweeper of this worker saw them last (take the maximum
-# over the workers, not the sum); outcomes: held by this worker until Postgres has them.
-QUEUES = ("queued", "processing", "outcomes")
+# over the workers, not the sum); turns_queued, turns_running: open turns, by the net in the same way; outcomes: held by
+# this worker until Postgres has them.
+QUEUES = ("queued", "processing", "turns_queued", "turns_running", "outcomes")
 
 
 class WorkerMetrics:
-    """Sockets, deliveries and outcomes."""
+    """Sockets, deliveries, outcomes and turns."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.jobs_total = jobs_total(registry)
@@ -65,4 +66,11 @@ class WorkerMetrics:
         )
         self.queue_oldest_seconds = children(
             Gauge("towline_queue_oldest_seconds", "Age of a queue's oldest item.", ["queue"], registry=registry), QUEUES
+        )
+        self.turns_total = turns_total(registry)
+        self.turn_seconds = Histogram(
+            "towline_turn_seconds",
+            "From a turn's entry to its end.",
+            buckets=DURATION_BUCKETS_S,
+            registry=registry,
         )

@@ -13,22 +13,27 @@ import pytest
 from towline.wire import events, sse
 from towline.wire.runs import End, EventData, Gap
 from towline.wire.sse import Event, Parser
+from towline.wire.threads import ThreadGap
 
 GOLDEN: dict[str, str] = json.loads(Path(__file__).with_name("golden").joinpath("streams.json").read_text())
 
 TS = 1764000000123
 EVENT = EventData("planner", "17", TS, "output", '{"text":"héllo"}')
 EVENT_OF_SEVERAL = EventData("planner", "", TS, "message", "a\nb", run="r-1")
+MENDED_EVENT = EventData("planner", "", TS, "output", "caf\ufffd", mended=True)
 GAP = Gap("r-1", after=None, first_available="8-9")
 END = End("r-1", "completed")
+THREAD_GAP = ThreadGap("01a2", after="7-1", first_available=None)
 
 FRAMES: dict[str, bytes] = {
     "opening": events.opening(15.0, 2350),
     "keep-alive": sse.comment(),
     "event": sse.encode("1764000000000-1764000000000001", "output", msgspec.json.encode(EVENT)),
     "event, several runs": sse.encode("Zm9v", "message", msgspec.json.encode(EVENT_OF_SEVERAL)),
+    "event, mended": sse.encode("7", "output", msgspec.json.encode(MENDED_EVENT)),
     "event, lines": sse.encode("7", "note", b"one\ntwo\r\nthree\rfour"),
     "gap": sse.encode(None, events.GAP, msgspec.json.encode(GAP)),
+    "gap of a thread": sse.encode(None, events.GAP, msgspec.json.encode(THREAD_GAP)),
     "end": sse.encode(None, events.END, msgspec.json.encode(END)),
 }
 
@@ -84,6 +89,13 @@ def test_a_golden_stream_is_read_as_ever() -> None:
     assert (end.type, end.id, msgspec.json.decode(end.data, type=End)) == (events.END, None, END)
     # Neither the gap nor the end has moved the cursor.
     assert (parser.last_event_id, parser.retry_ms) == ("Zm9v", 2350)
+
+
+def test_an_id_without_data_moves_the_cursor_and_is_no_event() -> None:
+    """How a gateway says where a reader stands that wants no history."""
+    parser = Parser()
+    assert parser.feed(b"id: 7-9\n\n") == []
+    assert parser.last_event_id == "7-9"
 
 
 def test_the_opening_states_the_interval() -> None:

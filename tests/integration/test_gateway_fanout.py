@@ -29,6 +29,7 @@ from gateway.fanout import Fanout
 from gateway.feeds import Client
 from gateway.frames import Alone, Together
 from gateway.metrics import GatewayMetrics
+from gateway.topics import Topic, Topics, of_run, stream_of
 from harness.faults import TcpProxy
 from harness.servers import Servers
 
@@ -43,11 +44,11 @@ class Bench:
         self.registry: CollectorRegistry = new_registry()
         self.notes: list[Note] = []
         self.gateway = GatewayId(f"gateway-{new_run()}")
-        self.log = EventLog(redis)
+        self.log = EventLog(redis, stream_of)
         self.fanout = Fanout(
             redis,
             self.log,
-            Runs(postgres),
+            Topics(Runs(postgres)),
             gateway=self.gateway,
             take_notes=self.notes.extend,
             metrics=GatewayMetrics(self.registry),
@@ -99,9 +100,9 @@ async def bench(redis_store: Redis, postgres: Postgres) -> AsyncIterator[Bench]:
 async def joined(bench: Bench, run: RunId, position: Position, count: int = 1) -> AsyncIterator[list[Client]]:
     """So many clients that read on from one position."""
     async with contextlib.AsyncExitStack() as stack:
-        clients = [await stack.enter_async_context(bench.fanout.client(Alone(run))) for _ in range(count)]
+        clients = [await stack.enter_async_context(bench.fanout.client(Alone(of_run(run)))) for _ in range(count)]
         for client in clients:
-            assert bench.fanout.join(client, run, position)
+            assert bench.fanout.join(client, of_run(run), position)
         yield clients
 
 
@@ -164,11 +165,11 @@ async def test_who_was_ahead_gets_nothing_twice(bench: Bench) -> None:
     run = new_run()
     writer = await bench.owner(run)
     behind = Position.after(writer.tail)
-    async with joined(bench, run, behind) as (first,), bench.fanout.client(Alone(run)) as second:
+    async with joined(bench, run, behind) as (first,), bench.fanout.client(Alone(of_run(run))) as second:
         await bench.is_reading(run)
         # In one step of the loop: the append is not read yet when the second one, who has read it, joins.
         page_end = EventId(writer.tail.epoch, writer.tail.seq + 2)
-        assert bench.fanout.join(second, run, Position.after(page_end))
+        assert bench.fanout.join(second, of_run(run), Position.after(page_end))
         await writer.append(events(1, 3), progressed=True)
         assert len(ids_in(await first.next_chunk())) == 3
         assert ids_in(await second.next_chunk()) == [str(writer.tail)]
@@ -181,11 +182,11 @@ async def test_who_is_behind_reads_on_before_it_joins(bench: Bench) -> None:
     run = new_run()
     writer = await bench.owner(run)
     start = Position.after(writer.tail)
-    async with joined(bench, run, start) as (first,), bench.fanout.client(Alone(run)) as second:
+    async with joined(bench, run, start) as (first,), bench.fanout.client(Alone(of_run(run))) as second:
         await writer.append([event(1)], progressed=True)
         await first.next_chunk()
-        assert not bench.fanout.join(second, run, start)
-        assert bench.fanout.join(second, run, Position.after(writer.tail))
+        assert not bench.fanout.join(second, of_run(run), start)
+        assert bench.fanout.join(second, of_run(run), Position.after(writer.tail))
 
 
 async def test_a_slow_client_is_closed_alone(bench: Bench) -> None:
@@ -195,8 +196,8 @@ async def test_a_slow_client_is_closed_alone(bench: Bench) -> None:
     stuck = asyncio.Event()
 
     async def never_reads() -> str:
-        async with bench.fanout.client(Alone(run)) as client:
-            assert bench.fanout.join(client, run, Position.after(writer.tail))
+        async with bench.fanout.client(Alone(of_run(run))) as client:
+            assert bench.fanout.join(client, of_run(run), Position.after(writer.tail))
             await client.next_chunk()
             stuck.set()
             await asyncio.Event().wait()  # a send to a connection that is full
@@ -204,7 +205,7 @@ async def test_a_slow_client_is_closed_alone(bench: Bench) -> None:
 
     slow = asyncio.create_task(never_reads())
     block = NewEvent("coder", "", "output", "x" * (BUFFER_BYTES // 2), TS)
-    await eventually(lambda: bench.fanout.position_of(run))
+    await eventually(lambda: bench.fanout.position_of(of_run(run)))
     async with joined(bench, run, Position.after(writer.tail)) as (quick,):
         got = 0
         await writer.append([block], progressed=True)
@@ -226,10 +227,10 @@ async def test_a_batch_that_cannot_be_read_closes_its_readers_and_no_others(
     writers = {run: await bench.owner(run) for run in (broken, sound)}
     async with (
         joined(bench, sound, Position.after(writers[sound].tail)) as (well,),
-        bench.fanout.client(Alone(broken)) as unlucky,
+        bench.fanout.client(Alone(of_run(broken))) as unlucky,
     ):
         tail = writers[broken].tail
-        assert bench.fanout.join(unlucky, broken, Position.after(tail))
+        assert bench.fanout.join(unlucky, of_run(broken), Position.after(tail))
         await redis_client.xadd(keys.events(broken), {"odd": "1"}, id=f"{tail.epoch}-{tail.seq + 1}")
         with contextlib.suppress(asyncio.CancelledError):
             await asyncio.Event().wait()
@@ -245,7 +246,7 @@ async def test_whoever_leaves_leaves_nothing_behind(bench: Bench) -> None:
     writer = await bench.owner(run)
     async with joined(bench, run, Position.after(writer.tail), 3):
         await bench.is_reading(run)
-    assert bench.fanout.position_of(run) is None
+    assert bench.fanout.position_of(of_run(run)) is None
     await bench.is_reading()
     assert keys.events(run) not in bench.reads[-1][0]
     assert bench.registry.get_sample_value("towline_sse_clients") == 0
@@ -256,18 +257,18 @@ async def test_ids_of_several_runs_say_where_it_stands_in_each(bench: Bench) -> 
     runs = sorted([new_run(), new_run()])
     writers = {run: await bench.owner(run) for run in runs}
     at = {run: writer.tail for run, writer in writers.items()}
-    positions: dict[RunId, EventId | None] = dict(at)
+    positions: dict[Topic, EventId | None] = {of_run(run): tail for run, tail in at.items()}
     async with bench.fanout.client(Together(positions)) as client:
         for run in runs:
-            assert bench.fanout.join(client, run, Position.after(at[run]))
+            assert bench.fanout.join(client, of_run(run), Position.after(at[run]))
         await writers[runs[0]].append(events(1, 2), progressed=True)
         first = await client.next_chunk()
         await writers[runs[1]].append(events(1, 1), progressed=True)
         second = await client.next_chunk()
-    told = [frames.parse_composite_id(text, runs) for text in ids_in(first + second)]
-    seqs = [tuple(place[run].seq - at[run].seq for run in runs) for place in told if place]  # type: ignore[union-attr]
+    told = [frames.parse_composite_id(text, [*positions]) for text in ids_in(first + second)]
+    seqs = [tuple(place[of_run(run)].seq - at[run].seq for run in runs) for place in told if place]  # type: ignore[union-attr]
     assert seqs == [(1, 0), (2, 0), (2, 1)]
-    assert frames.parse_composite_id(ids_in(first)[0], [runs[0], new_run()]) is None
+    assert frames.parse_composite_id(ids_in(first)[0], [of_run(runs[0]), of_run(new_run())]) is None
 
 
 # ---- over sockets
@@ -311,6 +312,18 @@ async def test_one_that_never_reads_is_closed_and_resumes_elsewhere_than_the_oth
         async with browser.watch(run.run, reader.frames[0].id) as resumed:
             await resumed.has(60)
         never.close()
+
+
+async def test_one_that_never_reads_its_history_is_closed(door: Door) -> None:
+    """Nothing new comes that could fill its buffer: what it does not take is told by time."""
+    run = await (await PlayedRun(door).put()).begin()
+    block = NewEvent("coder", "", "output", "x" * 200_000, TS)
+    for _ in range(60):  # more than the kernels on the way keep
+        await run.add_event(block)
+    before = await metric(door, 'towline_sse_closed_total{reason="slow"}')
+    never = await deaf(door, run.run)
+    await eventually(lambda: _is(door, 'towline_sse_closed_total{reason="slow"}', before + 1), within_s=30)
+    never.close()
 
 
 async def test_clients_that_vanish_are_forgotten(door: Door) -> None:

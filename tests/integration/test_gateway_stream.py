@@ -130,7 +130,47 @@ async def test_line_breaks_forge_no_frames(browser: Browser, played: PlayedRun) 
         assert {frame.id.partition("-")[0] for frame in watcher.frames} == {str(played.writer.tail.epoch)}
 
 
+async def test_a_mended_event_says_so(browser: Browser, played: PlayedRun) -> None:
+    """In the stream and in pages; the others have no word about it."""
+    await played.add_event(NewEvent("coder", "", "output", "bad \ufffd byte", TS, mended=True))
+    await played.add(2)
+    async with browser.watch(played.run) as watcher:
+        await watcher.has(2)
+        assert [frame.data.get("mended") for frame in watcher.frames] == [True, None]
+    answer = await browser.client.get(f"/v1/runs/{played.run}/events", headers={"accept": "application/json"})
+    assert [item.get("mended") for item in answer.json()["items"]] == [True, None]
+
+
 # ---- resuming
+
+
+@pytest.mark.parametrize("together", [False, True], ids=["one run", "several runs"])
+async def test_live_only_states_where_it_reads_on(door: Door, browser: Browser, together: bool) -> None:
+    """By an id without an event. Broken off before the first one, a reader comes back by it: it misses nothing, and is
+    not given the history that it did not want."""
+    runs = [await (await PlayedRun(door).put()).begin() for _ in range(2 if together else 1)]
+    await runs[0].add(1)  # the other one has no event yet
+
+    def watch(last_event_id: str | None = None, **params: str) -> Watcher:
+        if together:
+            return browser.watch_many([run.run for run in runs], last_event_id, **params)
+        return browser.watch(runs[0].run, last_event_id, **params)
+
+    async with watch(**{"from": "live"}) as watcher:
+        await eventually(lambda: watcher.last_id and watcher.comments)
+        assert watcher.frames == []
+        last_id = watcher.last_id
+    for run in runs:
+        await run.add(2)
+    async with watch(last_id) as resumed:
+        assert await resumed.has(len(runs)) == ["coder 2"] * len(runs)
+        for run in runs:
+            await run.add(3)
+        assert sorted(await resumed.has(2 * len(runs))) == ["coder 2"] * len(runs) + ["coder 3"] * len(runs)
+        resumed_id = resumed.last_id
+    async with watch(resumed_id) as resumed:
+        await eventually(lambda: len(resumed.comments) > 1)
+        assert resumed.frames == []
 
 
 async def test_reconnecting_at_any_moment_gives_each_event_once(browser: Browser, played: PlayedRun) -> None:

@@ -8,9 +8,11 @@ import pytest
 from gateway_door import Door, open_door
 from gateway_streams import Browser, PlayedRun, Watcher
 
+from common.ids import RunId, ThreadId, new_id
 from gateway.stream_tokens import PREFIX, TOKEN_CHARACTERS_MAX, StreamTokens
+from gateway.topics import of_run, of_thread
 from harness.servers import Servers
-from towline.wire.runs import STREAM_RUNS_MAX
+from towline.wire.runs import STREAM_RUNS_MAX, STREAM_THREADS_MAX
 
 ORIGIN = "https://app.example.com"
 OLD_KEY, KEY, FOREIGN_KEY = ("o" * 32, "n" * 32, "f" * 32)
@@ -92,11 +94,11 @@ async def test_a_token_may_name_several_runs_and_ones_to_come(door: Door, run: P
 async def test_what_is_no_valid_token_is_refused(door: Door, run: PlayedRun, broken: str) -> None:
     """Signed by a key that is still known: good. Anything else: 401, before it is looked at whether the run exists."""
     in_a_minute = int(time.time() * 1000) + 60_000
-    good = StreamTokens([KEY]).mint([run.run], in_a_minute)
+    good = StreamTokens([KEY]).mint([of_run(run.run)], in_a_minute)
     token = {
-        "old key": StreamTokens([OLD_KEY]).mint([run.run], in_a_minute),
-        "foreign key": StreamTokens([FOREIGN_KEY]).mint([run.run], in_a_minute),
-        "expired": StreamTokens([KEY]).mint([run.run], in_a_minute - 61_000),
+        "old key": StreamTokens([OLD_KEY]).mint([of_run(run.run)], in_a_minute),
+        "foreign key": StreamTokens([FOREIGN_KEY]).mint([of_run(run.run)], in_a_minute),
+        "expired": StreamTokens([KEY]).mint([of_run(run.run)], in_a_minute - 61_000),
         "changed": good[:10] + ("A" if good[10] != "A" else "B") + good[11:],
         "cut": good[:-5],
         "long": PREFIX + "A" * TOKEN_CHARACTERS_MAX,
@@ -123,13 +125,14 @@ async def test_two_credentials_are_none(door: Door, run: PlayedRun) -> None:
     assert answer.status_code == 400
 
 
-def test_a_token_for_the_most_and_longest_runs_is_not_too_long() -> None:
+def test_a_token_for_the_most_and_longest_names_is_not_too_long() -> None:
     """What can be minted can be used."""
-    runs = [f"{n:02}" + "x" * 198 for n in range(STREAM_RUNS_MAX)]
+    opens = [of_run(RunId(f"{n:02}" + "x" * 198)) for n in range(STREAM_RUNS_MAX)]
+    opens += [of_thread(ThreadId(new_id())) for _ in range(STREAM_THREADS_MAX)]
     tokens = StreamTokens([KEY])
-    token = tokens.mint(runs, 2**43)
+    token = tokens.mint(opens, 2**43)
     assert len(token) <= TOKEN_CHARACTERS_MAX
-    assert tokens.verify(token, 0) == frozenset(runs)
+    assert tokens.verify(token, 0) == frozenset(opens)
     assert tokens.verify(token, 2**43) is None
 
 

@@ -13,7 +13,7 @@ from support import eventually
 
 from common.ids import JobId
 from common.store import keys
-from gateway.waiters import REREAD_EVERY_S
+from common.store.replies import REREAD_EVERY_S
 from harness.faults import TcpProxy
 from harness.servers import Servers
 from harness.stack import Gateway

@@ -81,6 +81,7 @@ async def test_characters_split_over_chunks_stay_whole_and_broken_ones_are_mende
     upstream.pieces = [raw[i : i + 1] for i in range(len(raw))]
     await run.put(source(upstream.url, resume="live"))
     assert [e["data"] for e in await stored(run, 3)] == [text, "bad \ufffd byte", "good"]
+    assert [e.get("mended") for e in await run.upstream()] == [None, "1", None]
     assert relay.metric("towline_relay_mended_events_total") == before + 1
 
 

@@ -396,6 +396,25 @@ async def test_a_turn_whose_task_ended_without_a_terminal_is_ended_by_the_net(st
         assert turn.turn not in {t.turn for t in await stores.turns.end_stranded()}
 
 
+async def test_an_interruption_does_not_wait_for_the_next_attempt(stores: Stores, worker: Worker, turn: Turn) -> None:
+    """The turn sleeps, nobody runs it, and its agent may have asked for minutes of patience: the net ends it."""
+    await stores.claims.fail(await worker.begin(turn), "busy", retry_after_s=120)
+    interrupting = await stores.post(turn.thread, on_busy="interrupt")
+    assert await stores.tasks(turn) == ["sleeping"]
+    ended = await stores.turns.end_stranded()
+    assert turn.turn in {t.turn for t in ended}
+    assert (await stores.record(turn)).state == "cancelled"
+    assert (await stores.tasks(turn), await stores.tasks(interrupting)) == (["cancelled"], ["pending"])
+
+
+async def test_an_interruption_leaves_a_running_turn_to_its_worker(stores: Stores, worker: Worker, turn: Turn) -> None:
+    claim = await worker.begin(turn)
+    await stores.post(turn.thread, on_busy="interrupt")
+    await stores.turns.end_stranded()
+    assert (await stores.record(turn)).state == "running"
+    assert await stores.claims.keep([claim]) == {claim.run: True}
+
+
 async def test_a_turn_that_kills_its_workers_runs_out_of_attempts(stores: Stores, turn: Turn) -> None:
     """Claims that lapse are counted; after the last one the net says why."""
     for attempt in range(1, times.ATTEMPTS_MAX + 1):

@@ -4,7 +4,8 @@ Promises: every connection goes to an address that the guard has just allowed, a
           checked here, where the socket is opened, and never looked up again. No redirect is followed, no proxy of the
           environment is used, TLS is verified. A request has a connection of its own, closed with its response: no
           pool that streams could fill or cancelled requests could leak.
-Used by:  the relay (upstreams). A refusal surfaces as `EgressRefused`, everything else as `httpx.TransportError`.
+Used by:  the relay (upstreams), the worker (agents). A refusal surfaces as `EgressRefused`, everything else as
+          `httpx.TransportError`.
 """
 
 import asyncio

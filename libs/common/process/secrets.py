@@ -1,9 +1,9 @@
-"""Headers that callers give us for their upstreams, encrypted for the time they lie in Postgres.
+"""Headers and secrets that callers give us for their upstreams and agents, encrypted while they lie in Postgres.
 
 Owns:     the form in which they are stored.
 Promises: what is stored can be read with the keys alone; the first key encrypts, each of them decrypts, so that keys
           can be changed: put the new one first, and take the old one away when no open run was given under it.
-Used by:  the gateway (encrypt), the relay (decrypt).
+Used by:  the gateway (encrypt), the relay and the worker (decrypt).
 """
 
 from collections.abc import Mapping, Sequence

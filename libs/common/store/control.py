@@ -1,9 +1,9 @@
-"""Notes between processes: a control stream per worker, a replies stream per gateway.
+"""Notes between processes: a control stream per worker, a replies stream per process that waits for jobs.
 
 Owns:     `bridge:control`, `bridge:replies`.
 Promises: nothing: a note may be lost (a flush, a trim), and everything works without it, later. Notes are wake-ups.
-Used by:  the gateway (probe, cancel, close; reads replies, and wakes itself by one), the worker (reads control;
-          answers probes).
+Used by:  the gateway (probe, cancel, close; reads replies, and wakes itself by one), the worker (reads control and
+          answers probes; for the tools of its turns: cancel, replies).
 """
 
 from collections.abc import Mapping
@@ -74,7 +74,7 @@ def control_inbox(redis: Redis, worker: WorkerId) -> Inbox:
 
 
 def replies_inbox(redis: Redis, gateway: GatewayId) -> Inbox:
-    """Where a gateway reads what its waiters are told."""
+    """Where a process reads what its waiters are told: a gateway, or a worker that runs turns (under its own name)."""
     return Inbox(redis, redis.reader(), keys.replies(gateway))
 
 

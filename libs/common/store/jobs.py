@@ -3,8 +3,8 @@
 Owns:     `bridge:jobs`, `bridge:jobs_index`, `bridge:result`, `bridge:waiters` (names in `keys`).
 Promises: an entry per job; only the newest session takes; what is settled is gone. Redis is disposable: everything here
           is made anew from `requests`.
-Used by:  the gateway (ask, enqueue, wait_for), the worker's pump (take) and outcomes (settle), the sweeper
-          (enqueue_many, unsettled, settle).
+Used by:  the gateway and the worker's tool calls (ask, enqueue, wait_for), the worker's pump (take) and outcomes
+          (settle), the sweeper (enqueue_many, unsettled, settle).
 """
 
 import itertools

@@ -121,10 +121,10 @@ def cancelled() -> End:
 
 
 class Stranded(NamedTuple):
-    """A turn without a terminal whose task will not bring one (rule 32)."""
+    """A turn without a terminal whose task will not bring one (rule 32), or not before its next attempt."""
 
     turn: TurnId
-    task_state: Literal["completed", "failed", "cancelled", "missing"]
+    task_state: Literal["completed", "failed", "cancelled", "missing", "pending", "sleeping"]
     cancel_requested: bool
 
 

@@ -9,7 +9,7 @@ from harness.bench.figures import Figure, Sample, median_sample, percentile, res
 
 def a_sample(*, p50_ms: float = 1.0, cpu_us: float = 100.0, wall_s: float = 1.0) -> Sample:
     return Sample(
-        jobs=1000,
+        units=1000,
         wall_s=wall_s,
         p50_ms=p50_ms,
         p99_ms=2 * p50_ms,

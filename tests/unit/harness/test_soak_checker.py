@@ -50,7 +50,7 @@ def at(seconds: float) -> int:
 
 
 def planned() -> Planned:
-    plan = Plan(seed=1, seconds=60, heartbeat_s=HEARTBEAT_S, users=[USER], requests=[], faults=[])
+    plan = Plan(seed=1, seconds=60, heartbeat_s=HEARTBEAT_S, users=[USER], requests=[], runs=[], faults=[])
     return Planned(at_ms=at(0), plan=plan)
 
 

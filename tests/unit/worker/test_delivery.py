@@ -355,7 +355,9 @@ class WindowMachine(RuleBasedStateMachine):
     def holds_what_it_was_given(self) -> None:
         held = set(self.window.in_flight(NOW_MS))
         # A parked job whose deadline has passed is let go, so that a claim brings it back to be ended.
-        self.parked = {job for job in self.parked if self.entries[job].entry.deadline_ms > NOW_MS}
+        for job in [job for job in self.parked if self.entries[job].entry.deadline_ms <= NOW_MS]:
+            self.parked.discard(job)
+            del self.entries[job]
         assert held == set(self.waiting) | self.out | self.ended | self.parked
         assert self.window.is_busy() == (self.lane_busy is not None or bool(self.out))
 

@@ -132,4 +132,6 @@ def test_every_variable_is_described(cls: type[CommonSettings]) -> None:
     assert all(row.accepted and len(row.reason) > 20 for row in rows)
     # A bound without a unit is a number nobody can judge.
     numbers = [row.name for row in rows if "number" in row.accepted and not row.name.endswith("_PORT")]
-    assert all(name.endswith(("_S", "_BYTES", "_BYTES_MAX", "SOCKETS_MAX", "WAITERS_MAX", "_SLOTS")) for name in numbers)
+    assert all(
+        name.endswith(("_S", "_BYTES", "_BYTES_MAX", "SOCKETS_MAX", "WAITERS_MAX", "_SLOTS")) for name in numbers
+    )

@@ -18,7 +18,8 @@ from harness.bench.profiling import Profiled, run_profile
 from harness.bench.rounds import run_bench
 from harness.bench.rows import ROWS
 from harness.carriers import ServerMissing
-from harness.demo import StepFailed, run_demo
+from harness.demo import run_demo
+from harness.demo_timeline import StepFailed
 from harness.drills.catalogue import DRILLS, story
 from harness.drills.runs import as_json, run_drills, show_summary
 from harness.drills.target import DrillFailed

@@ -15,47 +15,28 @@ from msgspec import UNSET
 from rich.console import Console
 
 from harness.agent import Agent, Script
+from harness.demo_timeline import Returns, StepFailed, Timeline, expect, open_returns
 from harness.demo_tools import EXECUTIONS_VARIABLE
+from harness.demo_turns import show_killed_turn
 from harness.runner import temporary_directory
 from harness.servers import open_servers
 from harness.stack import Service, Stack
-from towline.client import Client, End, Gap, RunEvent, SourceFollow, outcome_of
+from towline.client import AgentPut, Client, End, Gap, RunEvent, SourceFollow, outcome_of
 from towline.wire import api, events
 
 USER = "ada"
 PAGE = b"<h1>intranet: lunch is at noon</h1>"
-LONG_JOB_S = 4.0
+LONG_JOB_S = 2.0
 KILLED_JOB_S = 3.0
 KILLED_WITHIN_S = 20.0
 
+# An agent that gives back what it is told, for whoever plays on.
+SAYS_AGAIN = "parrot"
 RUN = "lunch-7"
 RUN_EVENTS_PER_S = 20.0
 # How many events the watcher sees before the relay is killed, and again after that, before the agent is done.
 RUN_EVENTS = 30
 RUN_WITHIN_S = 40.0
-
-
-class StepFailed(Exception):
-    """The product did not do what the demonstration promises."""
-
-
-class Timeline:
-    """Lines with the time since the start."""
-
-    def __init__(self, console: Console) -> None:
-        self._console = console
-        self._began = time.monotonic()
-
-    def say(self, text: str) -> None:
-        """Print one line."""
-        after_s = time.monotonic() - self._began
-        self._console.print(f"[dim]{after_s:6.2f} s[/dim]  {text}", highlight=False, soft_wrap=True)
-
-
-def expect(condition: bool, what: str) -> None:
-    """Raise `StepFailed` unless the product kept its word."""
-    if not condition:
-        raise StepFailed(what)
 
 
 async def run_demo(console: Console) -> None:
@@ -92,9 +73,13 @@ async def run_demo(console: Console) -> None:
             await _echo(say, one, two)
             await _probe_while_busy(say, one, two)
             await _page(say, one, page_url)
-            await _killed_worker(say, stack, one, executions)
-            async with Agent() as agent:
-                await _killed_relay(say, stack, one, two, agent)
+            async with open_returns(say) as returns:
+                await _killed_worker(say, stack, one, executions, returns)
+                async with Agent() as agent:
+                    await _killed_relay(say, stack, one, two, agent=agent, returns=returns)
+                await show_killed_turn(say, stack, one, two, user=USER, executions=executions, returns=returns)
+                await returns.wait()
+            await one.put_agent(SAYS_AGAIN, AgentPut("echo"))
             say("[bold green]the timeline is complete[/bold green]")
             _invite(console, stack)
             await asyncio.Event().wait()
@@ -132,7 +117,9 @@ async def _page(say: Callable[[str], None], one: Client, url: str) -> None:
     say(f"gateway 1: http_get of {url}, which only the laptop may reach → {PAGE.decode()!r}")
 
 
-async def _killed_worker(say: Callable[[str], None], stack: Stack, one: Client, executions: Path) -> None:
+async def _killed_worker(
+    say: Callable[[str], None], stack: Stack, one: Client, executions: Path, returns: Returns
+) -> None:
     args = {"order": "order-17", "seconds": KILLED_JOB_S}
     job = await one.submit(USER, "fill_form", args, idempotency_key="order-17")
     deadline = time.monotonic() + KILLED_WITHIN_S
@@ -150,11 +137,12 @@ async def _killed_worker(say: Callable[[str], None], stack: Stack, one: Client, 
     expect(count == 1, f"the form was filled {count} times")
     say(f"answered through the other worker, {took_s:.1f} s after the kill: {_result(job)!r}")
     say(f"filled {count} time; the job's key has one answer, now and later")
-    await worker.start_ready()
-    say(f"{worker.name} is back")
+    returns.begin(worker)
 
 
-async def _killed_relay(say: Callable[[str], None], stack: Stack, one: Client, two: Client, agent: Agent) -> None:
+async def _killed_relay(
+    say: Callable[[str], None], stack: Stack, one: Client, two: Client, *, agent: Agent, returns: Returns
+) -> None:
     stream = agent.add("agent", Script(rate=RUN_EVENTS_PER_S))
     await one.follow_run(RUN, [SourceFollow("agent", agent.url("agent"), "ids")])
     say(f"gateway 1: run {RUN!r} is followed: an agent in the cloud that says {RUN_EVENTS_PER_S:g} events a second")
@@ -187,9 +175,7 @@ async def _killed_relay(say: Callable[[str], None], stack: Stack, one: Client, t
     expect(set(seen) == set(everything), f"of {stream.emitted} events the watcher has seen {len(set(seen))}")
     expect(seen == everything, "events came twice, or out of order")
     say(f"the watcher has seen {len(seen)} events of {stream.emitted}: none missing, none twice, in order")
-    await killed.wait(within_s=KILLED_WITHIN_S)
-    await killed.start_ready()
-    say(f"{killed.name} is back")
+    returns.begin(killed)
 
 
 async def _holder(services: Sequence[Service], metric: str) -> Service:
@@ -219,6 +205,9 @@ Everything stays up until Ctrl-C. In another terminal:
   .venv/bin/towline machines probe {USER}
   .venv/bin/towline jobs list {USER}
   .venv/bin/towline runs follow {RUN}
+  .venv/bin/towline threads create {SAYS_AGAIN}
+  .venv/bin/towline threads say THREAD "hello"
+  .venv/bin/towline usage
 
 The other gateway: {second.url}. The API: {first.url}/openapi.json
 """,

@@ -34,5 +34,6 @@ async def test_the_demo_reaches_its_end_and_stops_at_ctrl_c(tmp_path: Path) -> N
         if demo.returncode is None:
             demo.kill()
             await demo.wait()
-    assert "filled 1 time" in log.read_text()
+    assert "filled 1 time; the job's key has one answer" in log.read_text()
+    assert "after 2 attempts: filled 1 time, finished model calls repeated 0, usage rows 1" in log.read_text()
     assert re.search(r"seen (\d+) events of \1: none missing, none twice, in order", log.read_text())

@@ -1,4 +1,4 @@
-"""Every drill of `towline drill`, once, on one installation of this machine.
+"""Every drill of the job path, once, on one installation of this machine.
 
 The scenarios are in `harness.drills`; what they promise is design law: each makes its cut, proves that it happened, and
 counts executions, deliveries, terminals and what is left behind.
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.drills.catalogue import DRILLS
+from harness.drills.catalogue import JOB_DRILLS
 from harness.drills.local import LocalTarget, open_target
 from harness.drills.play import play
 
@@ -22,12 +22,12 @@ PATIENCE = 4.0
 
 @pytest.fixture(scope="module")
 async def target(state_directory: Path) -> AsyncIterator[LocalTarget]:
-    """Two gateways, two workers, and stores of their own, which are restarted and flushed."""
-    async with open_target(state_directory / "drills", heartbeat_s=HEARTBEAT_S) as target:
+    """Two gateways, two workers, and stores of their own."""
+    async with open_target(state_directory / "drills", heartbeat_s=HEARTBEAT_S, relays=0) as target:
         yield target
 
 
-@pytest.mark.parametrize("name", DRILLS)
+@pytest.mark.parametrize("name", JOB_DRILLS)
 async def test_drill_finds_no_violation(name: str, target: LocalTarget) -> None:
     """The timeline is printed; a violation names what was expected and what was measured."""
     report = await play(name, target, print, patience=PATIENCE)

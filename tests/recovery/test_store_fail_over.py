@@ -10,7 +10,7 @@ from faulty_stores import RECOVERS_WITHIN_S, USER, World, under_way
 from support import eventually
 
 from common.store import keys
-from gateway.waiters import REREAD_EVERY_S
+from common.store.replies import REREAD_EVERY_S
 from harness.embedded import EmbeddedValkey
 from harness.faults import TcpProxy
 from harness.runner import temporary_directory

@@ -1,7 +1,7 @@
 """Faults of the stores under the whole product: the door says 503, and each job runs once and ends once all the same.
 
 Each test has jobs under way at every stage, makes the fault, sees that it is there, ends it, and counts. Restarts, a
-flush and standstills are drills (`test_drills.py`); a fail-over is in `test_store_fail_over.py`.
+flush and standstills are drills (`test_store_drills.py`); a fail-over is in `test_store_fail_over.py`.
 """
 
 import asyncio

@@ -24,34 +24,41 @@ def percentile(values: Sequence[float], percent: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One closed loop against one system.
+    """One measurement of one system.
 
     Attributes:
-        jobs: how many were answered, all of them rightly.
-        wall_s: from the first request to the last answer.
-        p50_ms, p99_ms: what a caller waited.
-        cpu_us: per job, by process, of the system and of the machine side; neither driver nor stores.
-        driver_cpu_us: per job, of the load generator, which shares the cores with what it measures.
-        stores_cpu_us: per job, by store; empty where the stores are not ours to look into.
+        units: how many jobs were answered, all of them rightly; or events stored, deliveries made, clients connected.
+        wall_s: from the first to the last of them.
+        p50_ms, p99_ms: what a caller, or an event, waited; None where nobody waits.
+        cpu_us: per unit, by process, of the system and of the machine side; neither driver nor stores.
+        driver_cpu_us: per unit, of the load generator, which shares the cores with what it measures.
+        stores_cpu_us: per unit, by store; empty where the stores are not ours to look into.
+        memory_kib: per unit, by process; empty where memory is not what is looked at.
     """
 
-    jobs: int
+    units: int
     wall_s: float
-    p50_ms: float
-    p99_ms: float
+    p50_ms: float | None
+    p99_ms: float | None
     cpu_us: Mapping[str, float]
     driver_cpu_us: float = 0.0
     stores_cpu_us: Mapping[str, float] = field(default_factory=dict)
+    memory_kib: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def rate(self) -> float:
-        """Jobs per second."""
-        return self.jobs / self.wall_s
+        """Units per second."""
+        return self.units / self.wall_s
 
     @property
     def total_cpu_us(self) -> float:
-        """CPU per job of all processes, stores excepted."""
+        """CPU per unit of all processes, stores excepted."""
         return sum(self.cpu_us.values())
+
+    @property
+    def total_memory_kib(self) -> float:
+        """Memory per unit of all processes."""
+        return sum(self.memory_kib.values())
 
 
 Round = Mapping[str, Sample]
@@ -118,15 +125,20 @@ def median_sample(samples: Sequence[Sample]) -> Sample:
     def median(pick: Callable[[Sample], float]) -> float:
         return statistics.median(map(pick, samples))
 
+    def median_wait(pick: Callable[[Sample], float | None]) -> float | None:
+        waits = [wait for sample in samples if (wait := pick(sample)) is not None]
+        return statistics.median(waits) if waits else None
+
     def medians(pick: Callable[[Sample], Mapping[str, float]]) -> dict[str, float]:
         return {name: statistics.median(pick(sample)[name] for sample in samples) for name in pick(samples[0])}
 
     return Sample(
-        jobs=round(median(lambda sample: sample.jobs)),
+        units=round(median(lambda sample: sample.units)),
         wall_s=median(lambda sample: sample.wall_s),
-        p50_ms=median(lambda sample: sample.p50_ms),
-        p99_ms=median(lambda sample: sample.p99_ms),
+        p50_ms=median_wait(lambda sample: sample.p50_ms),
+        p99_ms=median_wait(lambda sample: sample.p99_ms),
         cpu_us=medians(lambda sample: sample.cpu_us),
         driver_cpu_us=median(lambda sample: sample.driver_cpu_us),
         stores_cpu_us=medians(lambda sample: sample.stores_cpu_us),
+        memory_kib=medians(lambda sample: sample.memory_kib),
     )

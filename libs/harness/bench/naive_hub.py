@@ -20,6 +20,7 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route, WebSocketRoute
+from starlette.types import ASGIApp
 from starlette.websockets import WebSocket
 from websockets.asyncio.client import ClientConnection, connect
 
@@ -72,12 +73,17 @@ async def serve(port: int) -> None:
             WebSocketRoute("/v1/bridge/{user}", hub.bridge),
         ]
     )
+    await serve_app(app, port, HUB_READY)
+
+
+async def serve_app(app: ASGIApp, port: int, ready: str) -> None:
+    """Serve an application as the gateway's server would; say that it is ready once its socket listens."""
     config = Config()
     # As the gateway's: without TCP_NODELAY answers would wait for acknowledgements.
     config.bind = [f"fd://{open_listener('127.0.0.1', port).detach()}"]
     config.accesslog = None
     config.keep_alive_timeout = 75
-    print(HUB_READY, flush=True)  # the socket listens: what connects from now on is served
+    print(ready, flush=True)  # what connects from now on is served
     await hypercorn.asyncio.serve(app, config)  # type: ignore[arg-type]  # Starlette's types and Hypercorn's differ
 
 

@@ -55,8 +55,8 @@ async def open_naive_hub(ground: Ground) -> AsyncIterator[NaiveHub]:
     hub = ground.process("naive-hub", "harness.bench.naive_hub", "hub", str(port))
     laptops = ground.process("naive-laptops", "harness.bench.naive_hub", "laptop", str(port), *USERS)
     async with (
-        running(hub, is_ready=_has_said(hub, naive_hub.HUB_READY)),
-        running(laptops, is_ready=_has_said(laptops, naive_hub.LAPTOPS_READY)),
+        running(hub, is_ready=has_said(hub, naive_hub.HUB_READY)),
+        running(laptops, is_ready=has_said(laptops, naive_hub.LAPTOPS_READY)),
     ):
         yield NaiveHub(ground, port, hub, laptops)
 
@@ -81,7 +81,7 @@ class BareHop:
 async def open_bare_hop(ground: Ground) -> AsyncIterator[BareHop]:
     """Run the far end of the bare hop until the block ends. Raises: ProcessFailed."""
     far = ground.process("bare-hop-far", "harness.bench.bare_hop", "far")
-    async with running(far, is_ready=_has_said(far, bare_hop.FAR_READY)):
+    async with running(far, is_ready=has_said(far, bare_hop.FAR_READY)):
         yield BareHop(ground, far)
 
 
@@ -100,5 +100,6 @@ async def running(process: Process, *, is_ready: Callable[[], bool]) -> AsyncIte
         await process.stop()
 
 
-def _has_said(process: Process, line: str) -> Callable[[], bool]:
+def has_said(process: Process, line: str) -> Callable[[], bool]:
+    """Whether a process has written this since its last start."""
     return lambda: line in process.read_log()

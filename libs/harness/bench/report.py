@@ -49,8 +49,8 @@ def _figure(result: Result) -> dict[str, Any]:
     }
 
 
-def write_plot(path: Path, samples: Mapping[str, Sample]) -> None:
-    """Draw what a caller waits, and where the CPU of a job goes."""
+def write_plot(path: Path, samples: Mapping[str, Sample], unit: str) -> None:
+    """Draw what a unit waits, and where its CPU goes."""
     import matplotlib as mpl  # noqa: PLC0415  # half a second, and only here
 
     mpl.use("Agg")
@@ -59,12 +59,13 @@ def write_plot(path: Path, samples: Mapping[str, Sample]) -> None:
     figure, (waits, cpu) = plt.subplots(1, 2, figsize=(14, 1.5 + 0.5 * len(samples)), sharey=True, layout="constrained")
     names = list(samples)
     rows = range(len(names))
-    waits.barh(rows, [sample.p99_ms for sample in samples.values()], color="#c8d5e8", label="p99")
-    waits.barh(rows, [sample.p50_ms for sample in samples.values()], color="#33659d", label="p50")
+    waits.barh(rows, [sample.p99_ms or 0.0 for sample in samples.values()], color="#c8d5e8", label="p99")
+    waits.barh(rows, [sample.p50_ms or 0.0 for sample in samples.values()], color="#33659d", label="p50")
     waits.set_yticks(rows, names)
     waits.invert_yaxis()
-    waits.set_xscale("log")
-    waits.set_xlabel("what a caller waits, ms (logarithmic)")
+    if any(sample.p50_ms for sample in samples.values()):
+        waits.set_xscale("log")
+    waits.set_xlabel(f"what a {unit} waits, ms (logarithmic)")
     waits.legend()
     parts = list(dict.fromkeys(part for sample in samples.values() for part in sample.cpu_us))
     left = [0.0] * len(names)
@@ -72,7 +73,8 @@ def write_plot(path: Path, samples: Mapping[str, Sample]) -> None:
         widths = [sample.cpu_us.get(part, 0.0) for sample in samples.values()]
         cpu.barh(rows, widths, left=left, label=part, color=plt.get_cmap("tab20")(number))
         left = [sum(pair) for pair in zip(left, widths, strict=True)]
-    cpu.set_xlabel("CPU per job, µs, by process (stores not included)")
-    cpu.legend(fontsize="small")
+    cpu.set_xlabel(f"CPU per {unit}, µs, by process (stores not included)")
+    if parts:
+        cpu.legend(fontsize="small")
     figure.savefig(path, dpi=110)
     plt.close(figure)

@@ -5,18 +5,20 @@ Used by: harness.commands, which gives it a terminal.
 
 import shutil
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
 from harness.bench.cpu import store_pids
-from harness.bench.figures import Round, Sample, median_sample, result_of
+from harness.bench.figures import Figure, Round, Sample, median_sample, result_of
 from harness.bench.ground import Ground, Peer
-from harness.bench.jobs import ROWS, Run, as_quick, open_peers, runs_for
 from harness.bench.report import write_json, write_plot
+from harness.bench.rows import ROWS, open_peers, runs_for, unavailable
+from harness.bench.runs import Run, as_quick
 from harness.bench.table import figures_table, runs_table
 from harness.runner import hold_directory
 from harness.servers import open_servers
@@ -51,7 +53,7 @@ async def run_bench(console: Console, directory: Path, results: Path, rows: Sequ
         BenchFailed: something answered wrongly, or not at all.
         DirectoryBusy, ProcessFailed, ServerMissing: something did not start.
     """
-    figures = [figure for row in rows for figure in ROWS[row]]
+    figures, left_out = measurable([figure for row in rows for figure in ROWS[row]])
     runs = runs_for(figures)
     if quick:
         runs = as_quick(runs)
@@ -61,17 +63,35 @@ async def run_bench(console: Console, directory: Path, results: Path, rows: Sequ
         rounds = await _run_rounds(console, runs, peers, QUICK_ROUNDS if quick else ROUNDS)
     outcome = [result_of(figure, rounds) for figure in figures]
     samples = {run.name: median_sample([each[run.name] for each in rounds]) for run in runs}
-    console.print(runs_table(samples), figures_table(outcome))
     results.mkdir(exist_ok=True)
-    path = results / f"jobs-{datetime.now(UTC):%Y%m%dT%H%M%SZ}"
-    write_json(path.with_suffix(".json"), outcome, rounds)
-    write_plot(path.with_suffix(".png"), samples)
-    console.print(f"{path}.json, {path.name}.png; {time.monotonic() - began:.0f} s in all", highlight=False)
+    name = f"bench-{datetime.now(UTC):%Y%m%dT%H%M%SZ}"
+    write_json(results / f"{name}.json", outcome, rounds)
+    for unit in dict.fromkeys(run.unit for run in runs):
+        of_unit = {run.name: samples[run.name] for run in runs if run.unit == unit}
+        console.print(runs_table(of_unit, unit))
+        write_plot(results / f"{name}-{unit}.png", of_unit, unit)
+    console.print(figures_table(outcome, left_out))
+    console.print(f"{results / name}.json and .png; {time.monotonic() - began:.0f} s in all", highlight=False)
     if quick:
         console.print("quick: too few jobs for figures that mean something")
 
 
-async def _run_rounds(console: Console, runs: Sequence[Run], peers: dict[str, Peer], count: int) -> Sequence[Round]:
+def measurable(figures: Sequence[Figure]) -> tuple[list[Figure], list[tuple[Figure, str]]]:
+    """Part the figures into those whose systems this machine has, and the others, with the reason."""
+    missing = unavailable()
+    has, left_out = [], []
+    for figure in figures:
+        reasons = [missing[run.peer] for run in runs_for([figure]) if run.peer in missing]
+        if reasons:
+            left_out.append((figure, reasons[0]))
+        else:
+            has.append(figure)
+    return has, left_out
+
+
+async def _run_rounds(
+    console: Console, runs: Sequence[Run], peers: Mapping[str, Peer[Any]], count: int
+) -> Sequence[Round]:
     with console.status("warming up") as status:
 
         async def play(title: str, runs: Sequence[Run]) -> Round:

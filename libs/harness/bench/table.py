@@ -8,8 +8,8 @@ from rich.text import Text
 from harness.bench.figures import Figure, Result, Sample
 
 
-def figures_table(results: Sequence[Result]) -> Table:
-    """Each figure with its goals, and whether it meets them."""
+def figures_table(results: Sequence[Result], left_out: Sequence[tuple[Figure, str]] = ()) -> Table:
+    """Each figure with its goals, and whether it meets them; then those that were left out, and why."""
     table = Table(title="figures: medians of the rounds", title_justify="left")
     for column in ("figure", "measured", "against", "ratio", "goal", "", "then", ""):
         table.add_column(column, justify="left" if column in ("figure", "against", "") else "right")
@@ -25,24 +25,30 @@ def figures_table(results: Sequence[Result]) -> Table:
             _bound(figure, figure.then),
             _verdict(result.meets(figure.then)),
         )
+    for figure, reason in left_out:
+        table.add_row(figure.name, "", f"{figure.against}: {reason}", "", _bound(figure, figure.goal), "", "", "")
     return table
 
 
-def runs_table(samples: Mapping[str, Sample]) -> Table:
-    """Each run: rate, waits, and the CPU of a job by process; the stores and the load generator stand apart."""
-    table = Table(title="runs: medians of the rounds; CPU in µs per job", title_justify="left")
+def runs_table(samples: Mapping[str, Sample], unit: str = "job") -> Table:
+    """Each run: rate, waits, CPU of a unit by process; the stores and the load generator stand apart."""
+    table = Table(title=f"runs: medians of the rounds; CPU in µs per {unit}", title_justify="left")
+    has_memory = any(sample.memory_kib for sample in samples.values())
     for column in ("run", "per s", "p50 ms", "p99 ms", "CPU", "of which", "stores", "driver"):
         table.add_column(column, justify="left" if column in ("run", "of which", "stores") else "right")
+    if has_memory:
+        table.add_column("KiB")
     for name, sample in samples.items():
         table.add_row(
             name,
             number(sample.rate),
-            number(sample.p50_ms),
-            number(sample.p99_ms),
+            _wait(sample.p50_ms),
+            _wait(sample.p99_ms),
             number(sample.total_cpu_us),
             _parts(sample.cpu_us),
             _parts(sample.stores_cpu_us),
             number(sample.driver_cpu_us),
+            *([_parts(sample.memory_kib)] if has_memory else []),
         )
     return table
 
@@ -55,7 +61,11 @@ def number(value: float) -> str:
 
 
 def _parts(cpu_us: Mapping[str, float]) -> str:
-    return ", ".join(f"{name} {used:.0f}" for name, used in cpu_us.items())
+    return ", ".join(f"{name} {used:.0f}" if used >= 100 else f"{name} {number(used)}" for name, used in cpu_us.items())
+
+
+def _wait(wait_ms: float | None) -> str:
+    return "" if wait_ms is None else number(wait_ms)
 
 
 def _bound(figure: Figure, bound: float | None) -> str:

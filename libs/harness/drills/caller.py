@@ -16,6 +16,7 @@ import msgspec
 
 from harness.drills.target import DrillFailed, Gateway
 from towline.wire import api, json
+from towline.wire.runs import Resume, Run
 
 # Sooner than any Retry-After: a drill wants to see when the door opens again.
 ASK_AGAIN_S = 0.1
@@ -104,21 +105,23 @@ class Caller:
                     if job.terminal or not wait or (heeds_offline and job.machine == "offline"):
                         return Answer(job, tuple(refusals), broken, time.monotonic())
                 else:
-                    refusals.append(_refusal(response))
+                    refusals.append(refusal(response))
                     if response.status_code != httpx.codes.SERVICE_UNAVAILABLE:
                         return Answer(None, tuple(refusals), broken, time.monotonic())
             await asyncio.sleep(ASK_AGAIN_S)
         raise AssertionError("unreachable")
 
-    async def ask_once(self, user: str, body: Mapping[str, Any], key: str, *, at: int = 0) -> Answer:
-        """Submit once, without waiting, to the gateway of that index. Raises: DrillFailed: no answer."""
+    async def ask_once(
+        self, user: str, body: Mapping[str, Any], key: str, *, at: int = 0, within_s: float = ANSWERS_WITHIN_S
+    ) -> Answer:
+        """Submit once, without waiting, to the gateway of that index. Raises: DrillFailed: no answer in time."""
         try:
-            response = await self._post(at, user, body, key, 0)
+            response = await self._post(at, user, body, key, 0, within_s=within_s)
         except httpx.TransportError as error:
             raise DrillFailed(f"{self._gateways[at].name} does not answer: {type(error).__name__}") from error
         if response.is_success:
             return Answer(msgspec.json.decode(response.content, type=api.Job), (), 0, time.monotonic())
-        return Answer(None, (_refusal(response),), 0, time.monotonic())
+        return Answer(None, (refusal(response),), 0, time.monotonic())
 
     async def presence(self, user: str, *, at: int = 0) -> api.Presence | None:
         """What the gateway of that index says of a machine; None if it does not answer."""
@@ -129,17 +132,72 @@ class Caller:
             return None
         return msgspec.json.decode(response.content, type=api.Presence) if response.is_success else None
 
-    async def _post(self, turn: int, user: str, body: Mapping[str, Any], key: str, wait_s: int) -> httpx.Response:
+    async def ask_any(
+        self, method: str, path: str, body: bytes = b"", *, headers: Mapping[str, str] = {}, first: int = 0
+    ) -> httpx.Response:
+        """Ask one gateway after another until one answers, with anything but 503.
+
+        Args:
+            first: index of the gateway that is asked first.
+
+        Raises:
+            DrillFailed: none did in time.
+        """
+        deadline = time.monotonic() + ANSWERS_WITHIN_S
+        for turn in range(first, 1_000_000):
+            gateway = self._gateways[turn % len(self._gateways)]
+            kind = {"Content-Type": "application/json"} if body else {}
+            try:
+                response = await self._http.request(
+                    method, gateway.url + path, content=body, headers={**kind, **headers}, timeout=ANSWERS_WITHIN_S
+                )
+            except httpx.TransportError:
+                pass
+            else:
+                if response.status_code != httpx.codes.SERVICE_UNAVAILABLE:
+                    return response
+            if time.monotonic() > deadline:
+                break
+            await asyncio.sleep(ASK_AGAIN_S)
+        raise DrillFailed(f"no gateway answers {method} {path}")
+
+    async def follow(self, run: str, urls: Mapping[str, str], *, resume: Mapping[str, Resume]) -> None:
+        """Have a run followed, its sources' URLs and ways to resume by name. Raises: DrillFailed: refused."""
+        sources = [{"source": source, "url": url, "resume": resume[source]} for source, url in urls.items()]
+        response = await self.ask_any("PUT", f"/v1/runs/{run}", json.dumps({"sources": sources}))
+        if not response.is_success:
+            raise DrillFailed(f"{run} is not followed: {refusal(response)}")
+
+    async def run(self, run: str) -> Run | None:
+        """The run as any gateway shows it; None if there is none. Raises: DrillFailed: no gateway answers."""
+        response = await self.ask_any("GET", f"/v1/runs/{run}")
+        return msgspec.json.decode(response.content, type=Run) if response.is_success else None
+
+    async def stop_run(self, run: str) -> None:
+        """Have a run followed no longer. Raises: DrillFailed: no gateway answers."""
+        await self.ask_any("DELETE", f"/v1/runs/{run}")
+
+    async def _post(
+        self,
+        turn: int,
+        user: str,
+        body: Mapping[str, Any],
+        key: str,
+        wait_s: int,
+        *,
+        within_s: float = ANSWERS_WITHIN_S,
+    ) -> httpx.Response:
         gateway = self._gateways[turn % len(self._gateways)]
         return await self._http.post(
             f"{gateway.url}/v1/users/{user}/jobs",
             content=json.dumps(body),
             headers={"Idempotency-Key": f'"{key}"', "Content-Type": "application/json", "Prefer": f"wait={wait_s}"},
-            timeout=ANSWERS_WITHIN_S + wait_s,
+            timeout=within_s + wait_s,
         )
 
 
-def _refusal(response: httpx.Response) -> str:
+def refusal(response: httpx.Response) -> str:
+    """Status and slug of a problem, such as `503 store-unavailable`."""
     try:
         kind = json.loads(response.content)["type"].rpartition("/")[2]
     except (json.JsonProblem, KeyError, TypeError, AttributeError):

@@ -1,23 +1,37 @@
-"""What the stores hold, read around everything that a drill cuts: records in Postgres, what is left in Redis.
+"""What the stores hold, read around everything that a drill cuts: records in Postgres, what is in Redis.
 
 Used by:  the scene, which holds it against what callers were told and what tools and machines noted.
 """
 
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import psycopg
-from psycopg.rows import class_row
 
 from common.errors import StoreUnavailable
-from common.ids import UserId
+from common.ids import RunId, UserId
 from common.store import keys
 from common.store.queues import read_stream
 from common.store.redis import Redis
+from towline.wire import events
 
 _RECORDS = """
 select id::text as job, key, state, attempts, outcome, late_outcome,
        (extract(epoch from ended_at) * 1000)::bigint as ended_ms
 from requests where user_id = %s
+"""
+
+_USAGE_ROWS = "select count(*) from usage_events where turn = %s"
+_CLAIMED_BY = """
+select r.claimed_by from turns t join absurd.r_turns r on r.task_id = t.task
+where t.turn = %s and r.state = 'running' order by r.attempt desc limit 1
+"""
+# Tasks, and attempts of them, that are to be run still.
+_OPEN_TASKS = """
+select (select count(*) from absurd.t_turns k where k.state in ('pending', 'sleeping', 'running')
+          and (k.params->>'turn')::uuid = any (%(turns)s::uuid[]))
+     + (select count(*) from absurd.r_turns r join absurd.t_turns k using (task_id)
+        where r.state in ('pending', 'sleeping', 'running') and (k.params->>'turn')::uuid = any (%(turns)s::uuid[]))
 """
 
 
@@ -45,6 +59,13 @@ class Left(NamedTuple):
         return f"entries {self.entries}, pending {self.pending}, indexed {self.indexed}, consumers {self.consumers}"
 
 
+class Lease(NamedTuple):
+    """Who follows a run."""
+
+    relay: str
+    epoch: int
+
+
 class Evidence:
     """Reads both stores. Every method raises StoreUnavailable when one is away."""
 
@@ -54,16 +75,22 @@ class Evidence:
 
     async def records(self, user: str) -> list[Row]:
         """All of a user's jobs."""
-        # A connection for each look: a drill may have restarted the server since the last one.
-        try:
-            async with (
-                await psycopg.AsyncConnection.connect(self._postgres_url, autocommit=True) as connection,
-                connection.cursor(row_factory=class_row(Row)) as cursor,
-            ):
-                await cursor.execute(_RECORDS, [user])
-                return await cursor.fetchall()
-        except psycopg.OperationalError as error:
-            raise StoreUnavailable("Postgres does not answer") from error
+        return [Row(*row) for row in await self._select(_RECORDS, [user])]
+
+    async def usage_rows(self, turn: str) -> int:
+        """How many usage rows a turn has."""
+        ((count,),) = await self._select(_USAGE_ROWS, [turn])
+        return int(count)
+
+    async def claimed_by(self, turn: str) -> str:
+        """Which worker claims a turn, by the name that it gave itself; empty: none."""
+        rows = await self._select(_CLAIMED_BY, [turn])
+        return str(rows[0][0]) if rows else ""
+
+    async def open_tasks(self, turns: Sequence[str]) -> int:
+        """How many tasks of these turns, and attempts of those, are there still to be run."""
+        ((count,),) = await self._select(_OPEN_TASKS, {"turns": list(turns)})
+        return int(count)
 
     async def presence(self, user: str) -> dict[str, str]:
         """Presence as it stands in Redis; empty when there is none."""
@@ -91,6 +118,32 @@ class Evidence:
         """Which of a user's keys exist (but the epoch, which outlives its sessions)."""
         names = [make(UserId(user)) for make in (keys.presence, keys.tools, keys.jobs, keys.jobs_index)]
         return [name for name in names if await self._ask("EXISTS", name)]
+
+    async def lease(self, run: str) -> Lease | None:
+        """Who follows a run now; None when nobody does."""
+        found = await self._ask("GET", keys.owner(RunId(run)))
+        if found is None:
+            return None
+        relay, _, epoch = found.decode().rpartition(":")
+        return Lease(relay, int(epoch))
+
+    async def oldest_event(self, run: str) -> str:
+        """Id of the oldest event that is still in a run's log; empty when there is none."""
+        entries = await self._ask("XRANGE", keys.events(RunId(run)), "-", "+", "COUNT", "1")
+        return entries[0][0].decode() if entries else ""
+
+    async def terminals(self, run: str) -> int:
+        """How many last events a run's log holds."""
+        entries = await self._ask("XRANGE", keys.events(RunId(run)), "-", "+")
+        return sum(events.RUN_ENDED.encode() in fields for _, fields in entries)
+
+    async def _select(self, query: str, params: Sequence[object] | Mapping[str, object]) -> list[tuple[Any, ...]]:
+        # A connection for each look: a drill may have restarted the server since the last one.
+        try:
+            async with await psycopg.AsyncConnection.connect(self._postgres_url, autocommit=True) as connection:
+                return await (await connection.execute(query, params)).fetchall()
+        except psycopg.OperationalError as error:
+            raise StoreUnavailable("Postgres does not answer") from error
 
     async def _ask(self, *command: str) -> Any:
         (answer,) = await self._redis.send_many([command])

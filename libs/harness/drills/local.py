@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from harness.agent.remote import RemoteAgent, running_agent
 from harness.balancer import Balancer
 from harness.drills.local_parts import (
     LocalGateway,
@@ -26,7 +27,9 @@ from harness.drills.local_parts import (
 from harness.drills.target import Executions, Machine, Role
 from harness.drills.tools import NOTES_VARIABLE
 from harness.embedded import EmbeddedPostgres, EmbeddedValkey
+from harness.endpoint import RemoteEndpoint, running_endpoint
 from harness.faults import TcpProxy
+from harness.model.remote import RemoteModel, running_model
 from harness.ports import free_port
 from harness.runner import hold_directory
 from harness.stack import Stack
@@ -42,11 +45,17 @@ class LocalTarget:
         postgres: EmbeddedPostgres,
         valkey: EmbeddedValkey,
         *,
+        agent: RemoteAgent,
+        model: RemoteModel,
+        endpoint: RemoteEndpoint,
         notes: Path,
         heartbeat_s: float,
     ) -> None:
         """Describe a target without replicas; `notes`: a directory for what the tools note."""
         self.heartbeat_s = heartbeat_s
+        self.agent = agent
+        self.model = model
+        self.endpoint = endpoint
         self.redis = LocalRedis(valkey)
         self.postgres = LocalStore(postgres)
         self.api_key = stack.api_key
@@ -146,7 +155,20 @@ async def open_target(
         cleanup.push_async_callback(balancer.stop)
         notes = directory / "notes"
         notes.mkdir()
-        target = LocalTarget(stack, balancer, postgres, valkey, notes=notes, heartbeat_s=heartbeat_s)
+        agent = await cleanup.enter_async_context(running_agent(directory / "stack"))
+        model = await cleanup.enter_async_context(running_model(directory / "stack"))
+        endpoint = await cleanup.enter_async_context(running_endpoint(directory / "stack"))
+        target = LocalTarget(
+            stack,
+            balancer,
+            postgres,
+            valkey,
+            agent=agent,
+            model=model,
+            endpoint=endpoint,
+            notes=notes,
+            heartbeat_s=heartbeat_s,
+        )
         await asyncio.gather(
             target.scale("gateway", gateways), target.scale("worker", workers), target.scale("relay", relays)
         )

@@ -5,7 +5,7 @@ Used by:  `local`, which makes a whole installation of them.
 
 import contextlib
 import signal
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from typing import Generic, TypeVar
 
 import redis.asyncio
@@ -77,6 +77,12 @@ class LocalReplica:
 
     async def logs(self) -> str:
         return self.service.read_log()
+
+    async def metrics(self) -> Mapping[str, float]:
+        try:
+            return await self.service.read_metrics()
+        except OSError as error:
+            raise DrillFailed(str(error)) from error
 
 
 class LocalGateway(LocalReplica):

@@ -27,7 +27,9 @@ async def run_drills(
         DrillFailed: a drill left it in a state from which it did not recover.
     """
     reports: list[Report] = []
-    console.print(f"starting the stores, two gateways and two workers; heartbeat {heartbeat_s:g} s", highlight=False)
+    console.print(
+        f"starting the stores, two gateways, two workers and two relays; heartbeat {heartbeat_s:g} s", highlight=False
+    )
     async with open_target(directory, heartbeat_s=heartbeat_s) as target:
         for turn in range(1, repeat + 1):
             for name in names:

@@ -1,35 +1,30 @@
 """The scene: what a scenario plays with. One per run of a drill, with users of its own.
 
-Owns:     the run's machines and callers, its timeline, its report.
-Promises: everything that is expected is measured and written down, met or not; only what a drill cannot go on without
-          raises. Waiting is for a condition, with a deadline.
+Owns:     the run's machines, callers and streams.
+Promises: as the stage does; waiting is for a condition, with a deadline.
 Used by:  the scenarios; `play` opens and closes it.
 """
 
 import asyncio
 import contextlib
-import json as stdlib_json
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 
-from common.errors import StoreUnavailable
 from harness.drills.caller import Answer, Caller
 from harness.drills.evidence import Evidence, Row
-from harness.drills.report import Check, Recovery, Report
-from harness.drills.target import DrillFailed, Executions, Machine, Replica, Target
+from harness.drills.report import Report
+from harness.drills.stage import SOON_S, Stage
+from harness.drills.streams import Streams
+from harness.drills.target import DrillFailed, Executions, Machine, Replica, Target, log_events
+from harness.drills.threads import Threads
 from towline.wire import api
 
-T = TypeVar("T")
-
-POLL_EVERY_S = 0.02
 PRESENCE_EVERY_S = 0.1
-# For what takes milliseconds on an idle machine and must not be called a violation on a busy one.
-SOON_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,15 +38,18 @@ class Asked:
     caller: asyncio.Task[Answer]
 
 
-class Scene:
+class Scene(Stage):
     """See the module.
 
     Attributes:
         target: the installation.
         caller: asks its gateways.
         evidence: reads its stores.
-        report: what was found so far.
         machines: those that were added and not removed.
+        streams: the runs that are followed.
+        threads: the threads that are answered.
+        clients: how many watch one run where it is to be many.
+        slow_s: how long an answer takes where it is to take long.
     """
 
     def __init__(
@@ -64,75 +62,28 @@ class Scene:
         run: str,
         tell: Callable[[str], None],
         patience: float,
+        clients: int,
+        slow_s: float,
     ) -> None:
-        """
-        Args:
-            run: makes this run's users unlike all others.
-            tell: takes each line of the timeline.
-            patience: times every limit of time; 1 where a drill measures, more where a busy machine only counts.
-        """
+        """Set a scene on a target; the rest is the stage's."""
+        super().__init__(report, run=run, tell=tell, patience=patience)
         self.target = target
         self.caller = caller
         self.evidence = evidence
-        self.report = report
+        self.clients = clients
+        self.slow_s = slow_s
         self.machines: list[Machine] = []
-        self._run = run
-        self._tell = tell
-        self._patience = patience
-        self._began = time.monotonic()
+        self.streams = Streams(self, target, caller, evidence)
+        self.threads = Threads(self, target, caller, evidence)
         self._users = 0
         self._callers: list[asyncio.Task[Answer]] = []
-
-    # ---- telling
-
-    def say(self, text: str) -> None:
-        """Add a line to the timeline."""
-        self._tell(f"{time.monotonic() - self._began:6.2f} s  {text}")
-
-    def check(self, what: str, expected: object, measured: object, *, is_met: bool | None = None) -> None:
-        """Write down an expectation; it is met when both are equal, unless `is_met` says otherwise."""
-        met = expected == measured if is_met is None else is_met
-        self.report.checks.append(Check(what, str(expected), str(measured), met))
-        if not met:
-            self.say(f"VIOLATION: {what}: expected {expected}, measured {measured}")
-
-    def recovered(self, label: str, cut_at: float, good_at: float, *, within_s: float) -> None:
-        """Write down how long it took from a cut to its repair (monotonic seconds)."""
-        taken_s = max(0.0, good_at - cut_at)
-        within_s *= self._patience
-        self.report.recoveries.append(Recovery(label, taken_s))
-        self.check(f"{label}: recovery", f"<= {within_s:.1f} s", f"{taken_s:.2f} s", is_met=taken_s <= within_s)
-
-    async def eventually(
-        self,
-        what: str,
-        condition: Callable[[], Awaitable[T | None]],
-        *,
-        within_s: float = SOON_S,
-        every_s: float = POLL_EVERY_S,
-    ) -> T:
-        """Wait until `condition` gives something true, and return that. A store that is away counts as not yet.
-
-        Raises:
-            DrillFailed: it did not within `within_s`.
-        """
-        within_s *= self._patience
-        deadline = time.monotonic() + within_s
-        while True:
-            with contextlib.suppress(StoreUnavailable):
-                value = await condition()
-                if value:
-                    return value
-            if time.monotonic() > deadline:
-                raise DrillFailed(f"not within {within_s:g} s: {what}")
-            await asyncio.sleep(every_s)
 
     # ---- users and machines
 
     def new_user(self) -> str:
         """Name a user that nobody has seen before."""
         self._users += 1
-        return f"{self.report.drill}-{self._run}-{self._users}"
+        return f"{self.report.drill}-{self.run}-{self._users}"
 
     async def new_machine(self, user: str | None = None, *, connected: bool = True) -> Machine:
         """Start a machine, of a new user unless one is named."""
@@ -227,10 +178,17 @@ class Scene:
     async def noted(self, asked: Asked, is_it: Callable[[Executions], bool], what: str) -> None:
         """Wait until the tool's own notes of a job are as `is_it` wants them."""
 
-        async def look() -> bool:
-            return is_it((await self.target.executions(asked.user)).get(asked.key, Executions()))
+        await self.tool_noted(asked.user, asked.key, is_it, what)
 
-        await self.eventually(f"{asked.key} of {asked.user} {what}", look)
+    async def tool_noted(
+        self, user: str, mark: str, is_it: Callable[[Executions], bool], what: str, *, within_s: float = SOON_S
+    ) -> None:
+        """Wait until the tools' own notes under a mark are as `is_it` wants them."""
+
+        async def look() -> bool:
+            return is_it((await self.target.executions(user)).get(mark, Executions()))
+
+        await self.eventually(f"{mark} of {user} {what}", look, within_s=within_s)
 
     async def deliveries(self, user: str) -> Counter[str]:
         """How often each job was delivered, over all of a user's machines."""
@@ -325,13 +283,15 @@ class Scene:
         return left[:3] == (0, 0, 0) and left.consumers <= 1
 
     async def expect_health(self) -> None:
-        """Every replica runs, and every user's machine that runs is online and does a job."""
-        for replica in (*self.target.gateways, *self.target.workers):
+        """Every replica runs, every machine that runs does a job, a run is followed, and a thread is answered."""
+        for replica in (*self.target.gateways, *self.target.workers, *self.target.relays):
             self.check(f"{replica.name} runs", True, await replica.is_running())
         for user in {machine.user: None for machine in self.machines if await machine.is_running()}:
             health = self.submit(user, "look", "health")
             await self.expect(health, "completed", executions=1)
             await self.expect_nothing_left(user)
+        await self.streams.expect_health()
+        await self.threads.expect_health()
 
     async def expect_goodbyes(self) -> None:
         """Every machine leaves, and Redis knows nothing of its user then but the epoch."""
@@ -346,19 +306,13 @@ class Scene:
             self.check(f"{user}: keys after goodbye", [], await self.evidence.keys_left(user))
 
     async def close(self) -> None:
-        """End what the scenario left running: callers and machines."""
+        """End what the scenario left running: callers, machines, runs and turns."""
+        await self.threads.close()
+        await self.streams.close()
         for caller in self._callers:
             caller.cancel()
         await asyncio.gather(*self._callers, return_exceptions=True)
         await asyncio.gather(*(self.target.remove_machine(machine) for machine in self.machines))
-
-
-def log_events(text: str) -> Iterator[dict[str, Any]]:
-    """The lines of a JSON log; others (a traceback, a cut line) are passed over."""
-    for line in text.splitlines():
-        if line.startswith("{"):
-            with contextlib.suppress(ValueError):
-                yield stdlib_json.loads(line)
 
 
 def _terminals(answers: Sequence[Answer], record: Row) -> set[tuple[str, str, str]]:

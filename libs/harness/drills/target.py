@@ -5,8 +5,14 @@ Owns:     the words in which drills speak of an installation. There are no pids,
 Used by:  the scenarios; `local` is the adapter for processes of this machine.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Literal, NamedTuple, Protocol
+import contextlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Literal, NamedTuple, Protocol
+
+from harness.agent import Script
+from harness.endpoint import TurnRequest
+from harness.model import ModelRequest
 
 Role = Literal["gateway", "worker", "relay"]
 
@@ -49,6 +55,9 @@ class Replica(Protocol):
 
     async def logs(self) -> str:
         """What it has logged since its last start, JSON lines."""
+
+    async def metrics(self) -> Mapping[str, float]:
+        """What it measures now, by sample, such as `x_total{route="/y"}`. Raises: DrillFailed: it does not answer."""
 
 
 class Gateway(Replica, Protocol):
@@ -127,6 +136,43 @@ class Machine(Protocol):
         """What it has logged over all its starts, JSON lines."""
 
 
+class Agent(Protocol):
+    """Upstream agents, as `harness.agent` plays them: named streams, each event of which is known beforehand."""
+
+    def url(self, stream: str) -> str:
+        """Where relays find a stream."""
+
+    async def put(self, stream: str, script: Script) -> None:
+        """Make a stream, or begin one of that name anew."""
+
+    async def act(self, stream: str, action: str, **arguments: object) -> None:
+        """Do one of the agent's actions, such as `emit` with `count=3`."""
+
+    async def state(self, stream: str) -> dict[str, Any]:
+        """What the agent knows of a stream: `emitted`, `is_ended`, `open_connections`, `requests`."""
+
+
+class Model(Protocol):
+    """A model that agents of kind `openai` ask, as `harness.model` plays it: what it does is in its name."""
+
+    @property
+    def url(self) -> str:
+        """Base URL of its API, where workers find it."""
+
+    async def about(self, text: str) -> Sequence[ModelRequest]:
+        """The requests whose question contains the text, in order."""
+
+
+class Endpoint(Protocol):
+    """A product's endpoint that agents of kind `http` are asked at, as `harness.endpoint` plays it."""
+
+    def url(self, behaviour: str) -> str:
+        """Where workers find one that behaves so."""
+
+    async def of(self, turn: str) -> Sequence[TurnRequest]:
+        """The requests for a turn, in order."""
+
+
 class Target(Protocol):
     """A whole installation, healthy when a drill begins."""
 
@@ -144,6 +190,18 @@ class Target(Protocol):
 
     @property
     def relays(self) -> Sequence[Replica]:
+        """Likewise."""
+
+    @property
+    def agent(self) -> Agent:
+        """Whom the relays follow; it is never cut itself, for it is not ours."""
+
+    @property
+    def model(self) -> Model:
+        """Whom the workers ask for answers; likewise."""
+
+    @property
+    def endpoint(self) -> Endpoint:
         """Likewise."""
 
     @property
@@ -180,3 +238,11 @@ class Target(Protocol):
 
     async def heal(self) -> None:
         """Thaw what is frozen and start what is not running: a drill that failed half way must not fail the next."""
+
+
+def log_events(text: str) -> Iterator[dict[str, Any]]:
+    """The lines of a JSON log; others (a traceback, a cut line) are passed over."""
+    for line in text.splitlines():
+        if line.startswith("{"):
+            with contextlib.suppress(ValueError):
+                yield json.loads(line)

@@ -5,8 +5,8 @@
     an end         comes once, at the latest at its deadline and the sweeper's round            G4
     a waiter       is answered when its wait is over                                            G4
 
-Executions are `executions`' (G3), presence is `presence`'s (G5). Faults excuse only what the promises exempt: time
-during which a store was away, and until it must be in use again.
+Executions are `executions`' (G3), presence is `presence`'s (G5), streams are `streams`' (G6). Faults excuse only what
+the promises exempt: time during which a store was away, and until it must be in use again.
 """
 
 from collections import Counter
@@ -18,6 +18,7 @@ from harness.soak.executions import check_executions
 from harness.soak.history import AnyEvent, KeysLeft, Left, Recorded
 from harness.soak.presence import check_presence
 from harness.soak.reading import RECOVERY_MS, Exchange, Reading, Span, Spans, Violation, read
+from harness.soak.streams import check_streams
 from towline.wire import api
 
 # A deadline is found by the sweeper's round, every two seconds, and written by its next statement.
@@ -38,6 +39,7 @@ def check(events: Sequence[AnyEvent]) -> list[Violation]:
     found = list(_check_jobs(reading))
     found += check_executions(reading)
     found += check_presence(reading)
+    found += check_streams(reading)
     found += _check_left(reading)
     return found
 

@@ -12,6 +12,7 @@ from typing import Literal
 
 import msgspec
 
+from harness.drills.sequences import Seen
 from harness.soak.plan import Plan
 
 Verb = Literal["submit", "read", "cancel"]
@@ -71,7 +72,7 @@ class Answered(Event, frozen=True, kw_only=True):
 
 
 class FaultBegan(Event, frozen=True, kw_only=True):
-    """A fault is being made. `target`: `worker-1`, a user for a machine or its link, `redis`, `postgres`."""
+    """A fault is being made. `target`: `worker-1`, a user for a machine or its link, a run for its sources, `redis`."""
 
     fault: int
     kind: str
@@ -171,6 +172,50 @@ class KeysLeft(Event, frozen=True, kw_only=True):
     names: list[str]
 
 
+class Followed(Event, frozen=True, kw_only=True):
+    """A run was asked to be followed, again and again if need be. `accepted`: a gateway said so in the end."""
+
+    run: str
+    accepted: bool
+
+
+class Watched(Event, frozen=True, kw_only=True):
+    """A watcher at the end of the soak.
+
+    Attributes:
+        opened, broken: streams it was given, and those of them that broke off.
+        refused: statuses of answers that were no stream.
+        ended: it was told that the run has ended.
+        seen: everything it saw, in its order; `at` in seconds since the Unix epoch.
+    """
+
+    run: str
+    watcher: str
+    opened: int
+    broken: int
+    refused: list[str]
+    ended: bool
+    seen: list[Seen]
+
+
+class Spoken(Event, frozen=True, kw_only=True):
+    """A source at the end of the soak: the number of its last event, and how often it was asked."""
+
+    run: str
+    source: str
+    last: int
+    requests: int
+
+
+class RunRecorded(Event, frozen=True, kw_only=True):
+    """A run's record at the end, and its lease, if any; `state` empty: there is no record."""
+
+    run: str
+    state: str
+    reason: str
+    lease: str
+
+
 AnyEvent = (
     Planned
     | Asked
@@ -186,6 +231,10 @@ AnyEvent = (
     | Recorded
     | Left
     | KeysLeft
+    | Followed
+    | Watched
+    | Spoken
+    | RunRecorded
 )
 
 _decoder = msgspec.json.Decoder(AnyEvent)

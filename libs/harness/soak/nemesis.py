@@ -12,8 +12,10 @@ from pathlib import Path
 import psycopg
 import redis.asyncio
 
-from harness.drills.local import LocalMachine, LocalReplica, LocalStore, LocalTarget
+from harness.drills.local import LocalTarget
+from harness.drills.local_parts import LocalMachine, LocalReplica, LocalStore
 from harness.drills.tools import NOTES_VARIABLE
+from harness.soak.following import Following
 from harness.soak.history import FaultBegan, FaultEnded, History, now_ms
 from harness.soak.plan import FAULTS, Fault, Plan
 
@@ -32,10 +34,13 @@ class Nemesis:
         under_way: kinds of the faults that are not undone yet.
     """
 
-    def __init__(self, target: LocalTarget, machines: Sequence[LocalMachine], history: History) -> None:
+    def __init__(
+        self, target: LocalTarget, machines: Sequence[LocalMachine], following: Following, history: History
+    ) -> None:
         self.under_way: list[str] = []
         self._target = target
         self._machines = machines
+        self._following = following
         self._history = history
         self._locks: dict[str, asyncio.Lock] = {}
 
@@ -45,10 +50,10 @@ class Nemesis:
         async with asyncio.TaskGroup() as group:
             for number, fault in enumerate(plan.faults, 1):
                 await asyncio.sleep(began + fault.at_s - time.monotonic())
-                group.create_task(self._inflict(number, fault), name=f"{fault.kind}:{number}")
+                group.create_task(self._inflict(number, fault, plan), name=f"{fault.kind}:{number}")
 
-    async def _inflict(self, number: int, fault: Fault) -> None:
-        name = self._name(fault)
+    async def _inflict(self, number: int, fault: Fault, plan: Plan) -> None:
+        name = self._name(fault, plan)
         async with self._locks.setdefault(name, asyncio.Lock()):
             self._history.add(FaultBegan(at_ms=now_ms(), fault=number, kind=fault.kind, target=name))
             self.under_way.append(fault.kind)
@@ -57,6 +62,10 @@ class Nemesis:
                     await self._hit_replica(self._target.workers[fault.target], fault)
                 case "gateway":
                     await self._hit_replica(self._target.gateways[fault.target], fault)
+                case "relay":
+                    await self._hit_replica(self._target.relays[fault.target], fault)
+                case "upstream":
+                    await self._following.flap(fault.target, fault.kind)
                 case "machine":
                     await self._hit_machine(self._machines[fault.target], fault)
                 case "redis":
@@ -66,12 +75,16 @@ class Nemesis:
             self.under_way.remove(fault.kind)
             self._history.add(FaultEnded(at_ms=now_ms(), fault=number))
 
-    def _name(self, fault: Fault) -> str:
+    def _name(self, fault: Fault, plan: Plan) -> str:
         match FAULTS[fault.kind].role:
             case "worker":
                 return self._target.workers[fault.target].name
             case "gateway":
                 return self._target.gateways[fault.target].name
+            case "relay":
+                return self._target.relays[fault.target].name
+            case "upstream":
+                return plan.runs[fault.target].run
             case "machine":
                 return self._machines[fault.target].user
             case role:
@@ -79,14 +92,14 @@ class Nemesis:
 
     async def _hit_replica(self, replica: LocalReplica, fault: Fault) -> None:
         match fault.kind:
-            case "worker-kill" | "gateway-kill":
+            case "worker-kill" | "gateway-kill" | "relay-kill":
                 await replica.kill()
                 await asyncio.sleep(fault.lasts_s)
                 await replica.start()
-            case "worker-term" | "gateway-term":
+            case "worker-term" | "gateway-term" | "relay-term":
                 await replica.term()
                 await replica.start()
-            case "worker-freeze":
+            case "worker-freeze" | "relay-freeze":
                 await replica.freeze()
                 await asyncio.sleep(fault.lasts_s)
                 await replica.thaw()

@@ -15,15 +15,19 @@ from harness.soak.history import (
     Delivered,
     FaultBegan,
     FaultEnded,
+    Followed,
     KeysLeft,
     Left,
     Noted,
     Planned,
     PresenceTold,
     Recorded,
+    RunRecorded,
     Said,
     SessionBegan,
+    Spoken,
     Started,
+    Watched,
 )
 from harness.soak.plan import Plan
 
@@ -33,7 +37,12 @@ FOR_EVER_MS = 1 << 62
 
 
 class Violation(NamedTuple):
-    """A broken promise. `key`: of the job in question; empty when it is none's."""
+    """A broken promise.
+
+    Attributes:
+        user: whose job or presence it is about; or the run.
+        key: of the job; or the watcher of the run; empty when it is about neither.
+    """
 
     promise: str
     what: str
@@ -106,6 +115,8 @@ class Reading:
         delivered, started: by job.
         told: presence, in order.
         said, sessions: by user.
+        followed, watched, run_records: by run.
+        spoken: by run and source, the number of the last event.
     """
 
     plan: Plan
@@ -119,6 +130,10 @@ class Reading:
     told: list[PresenceTold] = field(default_factory=list)
     faults: list[Fault] = field(default_factory=list)
     left: list[Left | KeysLeft] = field(default_factory=list)
+    followed: dict[str, Followed] = field(default_factory=dict)
+    watched: dict[str, list[Watched]] = field(default_factory=lambda: defaultdict(list))
+    spoken: dict[str, dict[str, int]] = field(default_factory=lambda: defaultdict(dict))
+    run_records: dict[str, RunRecorded] = field(default_factory=dict)
 
     def spans_of(self, *, targets: Iterable[str], longer_ms: int = 0) -> Spans:
         """When the given targets were at fault, and so much longer."""
@@ -187,6 +202,14 @@ def read(events: Sequence[AnyEvent]) -> Reading:
                 reading.records[event.user, event.key] = event
             case Left() | KeysLeft():
                 reading.left.append(event)
+            case Followed():
+                reading.followed[event.run] = event
+            case Watched():
+                reading.watched[event.run].append(event)
+            case Spoken():
+                reading.spoken[event.run][event.source] = event.last
+            case RunRecorded():
+                reading.run_records[event.run] = event
     for question in asked.values():
         cut_off = Answered(at_ms=events[-1].at_ms, request=question.request, status=0, problem="no answer")
         reading.exchanges[question.user, question.key].append(Exchange(question, cut_off))

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from rich.console import Console
 from rich.table import Table
 
+from harness.drills.sequences import tally
 from harness.soak.checker import check
 from harness.soak.executions import count_runs
 from harness.soak.history import (
@@ -17,12 +18,16 @@ from harness.soak.history import (
     Delivered,
     FaultBegan,
     FaultEnded,
+    Followed,
     Noted,
     Planned,
     PresenceTold,
     Recorded,
+    RunRecorded,
     Said,
+    Spoken,
     Started,
+    Watched,
     in_order,
     to_line,
 )
@@ -49,6 +54,11 @@ class Counts(NamedTuple):
     executions: int
     executions_again: int
     presence: Counter[str]
+    runs: Counter[str]
+    watchers: int
+    events: int
+    resumed: int
+    gaps: int
 
     def as_rows(self) -> Iterator[tuple[str, str]]:
         """For a table."""
@@ -64,6 +74,8 @@ def count(events: Sequence[AnyEvent]) -> Counts:
     submitted = {(exchange.asked.user, exchange.asked.key) for exchange in submits}
     deliveries = [len(frames) for frames in reading.delivered.values()]
     runs = [run.began for notes in reading.notes.values() for run in count_runs(notes).values()]
+    watched = [each for group in reading.watched.values() for each in group]
+    tallies = [tally(each.seen, reading.spoken[each.run]) for each in watched]
     return Counts(
         submits=len(submits),
         retries=len(submits) - len(submitted),
@@ -76,6 +88,11 @@ def count(events: Sequence[AnyEvent]) -> Counts:
         executions=sum(runs),
         executions_again=sum(runs) - len(runs),
         presence=Counter(told.state for told in reading.told),
+        runs=Counter(record.state for record in reading.run_records.values()),
+        watchers=len(watched),
+        events=sum(each.events for each in tallies),
+        resumed=sum(max(0, each.opened - 1) for each in watched),
+        gaps=sum(each.gaps for each in tallies),
     )
 
 
@@ -139,6 +156,10 @@ def _is_about(event: AnyEvent, violation: Violation, record: Recorded | None, re
             return record is not None and event.job == record.job
         case PresenceTold():
             return not key and event.user == user and event.state == "offline"
+        case Followed() | Spoken() | RunRecorded():
+            return event.run == user
+        case Watched():
+            return (event.run, event.watcher) == (user, key)
         case _:
             return False
 

@@ -1,7 +1,7 @@
 """One soak, from its plan to its whole history.
 
-    load + nemesis + witness ─▶ all faults undone ─▶ every job has ended ─▶ every key asked once more
-         ─▶ queues empty ─▶ machines say goodbye ─▶ nothing left of them ─▶ records, logs
+    load + following + nemesis + witness ─▶ all faults undone ─▶ every job has ended, every watcher been told the end
+         ─▶ every key asked once more ─▶ queues empty ─▶ machines say goodbye ─▶ nothing left of them ─▶ records, logs
 
 Promises: every wait after the plan is bounded, and what is not so by then is left to the checker to name; a soak leaves
           nothing running, and its history on disk.
@@ -21,12 +21,14 @@ import psycopg
 
 from common.errors import StoreUnavailable
 from common.store.redis import open_redis
+from harness.drills.caller import Caller
 from harness.drills.local import LocalTarget, open_target
 from harness.runner import hold_directory
+from harness.soak.following import Following
 from harness.soak.history import Answered, Asked, History, KeysLeft, Left, Noted, Planned, Recorded, now_ms
 from harness.soak.load import PRESENCE_EVERY_S, Load
 from harness.soak.nemesis import Nemesis
-from harness.soak.plan import DEADLINE_S, GATEWAYS, WORKERS, Plan, Request
+from harness.soak.plan import DEADLINE_S, GATEWAYS, RELAYS, WORKERS, Plan, Request
 from harness.soak.witness import Witness
 
 T = TypeVar("T")
@@ -34,6 +36,8 @@ T = TypeVar("T")
 HISTORY = "history.jsonl"
 # A job's deadline, the sweeper's round, and a store that was just back.
 ENDS_WITHIN_S = DEADLINE_S + 15.0
+# The last of what a source says, after it was refused for half a minute and its run was taken over.
+RUNS_END_WITHIN_S = 60.0
 # The longest pause between two dials of a sidecar, and the dial.
 ONLINE_WITHIN_S = 40.0
 # All that follows the end of a job: settled, its entries removed, its machine's keys gone.
@@ -61,7 +65,9 @@ async def run_soak(plan: Plan, directory: Path, say: Say) -> History:
         history.add(Planned(at_ms=now_ms(), plan=plan))
         say("starting the installation")
         async with (
-            open_target(directory, heartbeat_s=plan.heartbeat_s, gateways=GATEWAYS, workers=WORKERS) as target,
+            open_target(
+                directory, heartbeat_s=plan.heartbeat_s, gateways=GATEWAYS, workers=WORKERS, relays=RELAYS
+            ) as target,
             open_redis(target.redis_url) as redis,
             contextlib.AsyncExitStack() as cleanup,
         ):
@@ -95,7 +101,9 @@ async def _carry_out(
 ) -> None:
     """The plan, and then, with everything whole again, the rest of what it set going."""
     load = Load(target.api_key, target.gateways, history)
-    nemesis = Nemesis(target, witness.machines, history)
+    caller = Caller(target.api_key, target.gateways)
+    following = Following(plan, target.agent, caller, target.gateways, target.api_key)
+    nemesis = Nemesis(target, witness.machines, following, history)
     async with asyncio.TaskGroup() as onlookers:
         tasks = [
             onlookers.create_task(load.watch(plan.users), name="presence"),
@@ -104,15 +112,21 @@ async def _carry_out(
         ]
         async with asyncio.TaskGroup() as group:
             group.create_task(load.run(plan), name="load")
+            group.create_task(following.run(history), name="following")
             group.create_task(nemesis.run(plan), name="nemesis")
         await target.heal()
         await _settled(witness.count_open, lambda jobs: jobs == 0, within_s=ENDS_WITHIN_S)
         await _settled(witness.users_away, lambda users: not users, within_s=ONLINE_WITHIN_S)
+        await _settled(following.count_watching, lambda watchers: watchers == 0, within_s=RUNS_END_WITHIN_S)
+        await _settled(lambda: following.leases(witness.evidence), lambda leases: not leases, within_s=TIDY_WITHIN_S)
+        await following.write_down(history, witness.evidence)
         await _ask_all_again(load, await witness.records())
         # What was just seen in Redis is also to be told by every gateway.
         await asyncio.sleep(PRESENCE_EVERY_S)
         for task in tasks:
             task.cancel()
+    await following.close()
+    await caller.close()
     await load.close()
 
 

@@ -17,8 +17,9 @@ from common.ids import UserId
 from common.store import keys
 from common.store.redis import Redis
 from harness.drills.evidence import Evidence
-from harness.drills.local import LocalMachine, LocalTarget
-from harness.drills.scene import log_events
+from harness.drills.local import LocalTarget
+from harness.drills.local_parts import LocalMachine
+from harness.drills.target import log_events
 from harness.soak.history import (
     AnyEvent,
     Delivered,
@@ -52,13 +53,14 @@ class Witness:
 
     Attributes:
         machines: whom it watches.
+        evidence: reads the stores.
     """
 
     def __init__(self, target: LocalTarget, machines: Sequence[LocalMachine], redis: Redis, history: History) -> None:
         self._target = target
         self.machines = machines
         self._redis = redis
-        self._evidence = Evidence(target.postgres_url, redis)
+        self.evidence = Evidence(target.postgres_url, redis)
         self._history = history
         self._read_bytes: dict[Path, int] = {}
 
@@ -92,7 +94,7 @@ class Witness:
     async def users_away(self) -> list[str]:
         """Whose machine is not online in Redis now. Raises: StoreUnavailable."""
         users = [machine.user for machine in self.machines]
-        return [user for user in users if (await self._evidence.presence(user)).get("state") != "online"]
+        return [user for user in users if (await self.evidence.presence(user)).get("state") != "online"]
 
     async def records(self) -> list[Recorded]:
         """The records of all jobs now, oldest first. Raises: psycopg.OperationalError."""
@@ -105,7 +107,7 @@ class Witness:
 
     async def queue(self, user: str) -> Left:
         """What Redis holds of a user's jobs now. Raises: StoreUnavailable."""
-        left = await self._evidence.left(user)
+        left = await self.evidence.left(user)
         (groups,) = await self._redis.send_many([("XINFO", "GROUPS", keys.jobs(UserId(user)))])
         return Left(
             at_ms=now_ms(),
@@ -119,7 +121,7 @@ class Witness:
 
     async def keys(self, user: str) -> KeysLeft:
         """Which keys Redis holds of a user now. Raises: StoreUnavailable."""
-        return KeysLeft(at_ms=now_ms(), user=user, names=await self._evidence.keys_left(user))
+        return KeysLeft(at_ms=now_ms(), user=user, names=await self.evidence.keys_left(user))
 
     async def read_logs(self) -> None:
         """What sidecars and workers logged over the whole run, into the history."""

@@ -14,7 +14,7 @@ INSTALLED := $(VENV)/.installed
 help:
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-7s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-demo: $(INSTALLED) ## Watch one job end to end, and a worker killed in mid-job; then stays up until Ctrl-C
+demo: $(INSTALLED) ## Watch a job, a run and a turn, each while its process is killed; then stays up until Ctrl-C
 	@$(BIN)/towline demo
 
 up: $(INSTALLED) ## Run the whole product on this machine until Ctrl-C
@@ -34,7 +34,7 @@ check: $(INSTALLED) ## Only what needs no process: lint, format, types, who impo
 	@echo '== lint-imports'
 	@$(BIN)/lint-imports
 
-bench: $(INSTALLED) ## Measure jobs beside simpler systems in the same run
+bench: $(INSTALLED) ## Measure jobs, events and turns beside simpler systems in the same run
 	@$(BIN)/towline bench
 
 soak: $(INSTALLED) ## Random load and faults, checked against the promises: make soak MINUTES=10 SEED=7

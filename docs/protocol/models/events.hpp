@@ -1,4 +1,4 @@
-// The event path (rules 21 to 29; for later). One run with one or two upstream sources, two relays, and a reader that
+// The event path (rules 21 to 29). One run with one or two upstream sources, two relays, and a reader that
 // remembers only its cursor from one gateway to the next. Entry ids are (epoch, seq), given by the relay; Redis refuses
 // ids that do not grow. The stream may be trimmed, flushed, or failed over to a replica that lags.
 #pragma once

@@ -1,4 +1,4 @@
-// The turn path (rules 30 to 34; for later). One turn, up to three claims of its task (a lease may expire under a
+// The turn path (rules 30 to 34). One turn, up to three claims of its task (a lease may expire under a
 // worker that is slow), one model call whose answer differs from call to call (1 or 2), a checkpoint, one tool call
 // with the key `turn:1`, the final transaction, and the announcement. The task queue's own rules, as its SQL has them:
 // an expired run is set `failed` by the next claim; a checkpoint of a higher attempt overwrites and does not lock the

@@ -11,6 +11,7 @@ from common.process.egress import Allowlist
 from common.process.lifecycle import Lifecycle
 from common.process.metrics import ProcessMetrics
 from common.process.secrets import Secrets
+from common.process.settings import words_of
 from common.store import keys
 from common.store.agents import Agents
 from common.store.eventlog import EventLog
@@ -37,7 +38,7 @@ from gateway.machines import MachineRoutes
 from gateway.metrics import GatewayMetrics
 from gateway.routes import Handlers, routes
 from gateway.runs import RunRoutes
-from gateway.settings import GatewaySettings, words_of
+from gateway.settings import GatewaySettings
 from gateway.stream import StreamRoutes
 from gateway.stream_tokens import StreamTokens
 from gateway.threads import ThreadRoutes

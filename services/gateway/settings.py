@@ -6,8 +6,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field, SecretStr, ValidationInfo
 
 from common.process.health import Tls
-from common.process.secrets import Secrets
-from common.process.settings import CommonSettings, Port, Words
+from common.process.settings import CommonSettings, Port, Words, words_of
 from gateway.stream_tokens import KEY_CHARACTERS_MIN
 
 # Longest `Prefer: wait` (seconds): what proxies on the way still hold open when told to.
@@ -23,19 +22,9 @@ def _check_origins(origins: tuple[str, ...]) -> tuple[str, ...]:
     return origins
 
 
-def words_of(secret: SecretStr) -> tuple[str, ...]:
-    """The parts of a comma-separated secret, in their order."""
-    return tuple(part for raw in secret.get_secret_value().split(",") if (part := raw.strip()))
-
-
 def _check_token_keys(keys: SecretStr) -> SecretStr:
     if any(len(key) < KEY_CHARACTERS_MIN for key in words_of(keys)):
         raise ValueError("a key is too short")
-    return keys
-
-
-def _check_secret_keys(keys: SecretStr) -> SecretStr:
-    Secrets(words_of(keys))
     return keys
 
 
@@ -75,12 +64,6 @@ class GatewaySettings(CommonSettings):
         json_schema_extra={
             "accepted": f"comma-separated, each {KEY_CHARACTERS_MIN} characters or more; empty: no stream tokens"
         },
-    )
-    secret_keys: Annotated[SecretStr, AfterValidator(_check_secret_keys)] = Field(
-        SecretStr(""),
-        description="encrypt what is sent upstream for a caller: the first one encrypts, all decrypt; the same in every"
-        " replica of every service",
-        json_schema_extra={"accepted": "comma-separated Fernet keys; empty: no such headers are taken"},
     )
     sse_keepalive_s: float = Field(
         15,

@@ -13,6 +13,7 @@ from common.process.lifecycle import Lifecycle
 from common.process.metrics import ProcessMetrics
 from common.process.outbound import open_outbound
 from common.process.secrets import Secrets
+from common.process.settings import words_of
 from common.store.eventlog import Appends
 from common.store.leases import Leases
 from common.store.postgres import open_postgres
@@ -23,7 +24,7 @@ from relay.holdings import Holdings
 from relay.metrics import RelayMetrics
 from relay.owner import Means
 from relay.scan import Scan
-from relay.settings import RelaySettings, split_keys
+from relay.settings import RelaySettings
 
 logger = structlog.get_logger(__name__)
 
@@ -54,7 +55,7 @@ async def run(settings: RelaySettings, lifecycle: Lifecycle, registry: Collector
             runs=Runs(postgres),
             budget=Budget(),
             metrics=metrics,
-            read_headers=_headers_reader(Secrets(split_keys(settings.secret_keys))),
+            read_headers=_headers_reader(Secrets(words_of(settings.secret_keys))),
         )
         holdings = Holdings(relay, leases, means, retention_s=settings.key_retention_s)
         scan = Scan(redis, leases, holdings, means)

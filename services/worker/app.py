@@ -14,6 +14,7 @@ from common.process.lifecycle import Lifecycle
 from common.process.metrics import ProcessMetrics
 from common.process.outbound import open_outbound
 from common.process.secrets import Secrets
+from common.process.settings import words_of
 from common.store import keys
 from common.store.agents import Agents, Kind
 from common.store.claims import Claims
@@ -37,7 +38,7 @@ from worker.net import TurnNet
 from worker.outcomes import Outcomes
 from worker.pump import Pump
 from worker.replies import Replies
-from worker.settings import WorkerSettings, split_keys
+from worker.settings import WorkerSettings
 from worker.sockets import Sockets
 from worker.sweeper import Sweeper
 from worker.tool_calls import ToolCalls
@@ -164,7 +165,7 @@ async def _turns(worker: Worker, group: asyncio.TaskGroup) -> AsyncIterator[None
     )
     replies = Replies(redis, waiters, replies_name)
     allowlist = Allowlist.parse(settings.egress_allow)
-    secrets = Secrets(split_keys(settings.secret_keys))
+    secrets = Secrets(words_of(settings.secret_keys))
     async with open_outbound(allowlist) as endpoints, open_outbound(allowlist) as models:
         kinds: Mapping[Kind, Answering] = {
             "echo": EchoAgent(),

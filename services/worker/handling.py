@@ -34,8 +34,10 @@ from worker.tool_calls import ToolCalls
 
 logger = structlog.get_logger(__name__)
 
-# What an agent is told of a thread: the newest exchanges.
+# What an agent is told of a thread: the newest exchanges, and no more than any model reads; all turns of a worker hold
+# theirs at the same time.
 EXCHANGES_MAX = 200
+EXCHANGES_BYTES_MAX = 4 * 1024 * 1024
 # Giving a claim back must not hold up a worker that leaves: what is not given back lapses.
 RELEASE_TIMEOUT_S = 2.0
 
@@ -235,7 +237,10 @@ class Handling:
     async def _ask_agent(self, claim: Claim, begun: Begun, turn: Turn, steps: Steps, until: float) -> End:
         agent, exchanges, done = await asyncio.gather(
             insist("agent", lambda: self._agents.read(turn.agent)),
-            insist("conversation", lambda: self._threads.conversation(turn, limit=EXCHANGES_MAX)),
+            insist(
+                "conversation",
+                lambda: self._threads.conversation(turn, limit=EXCHANGES_MAX, bytes_max=EXCHANGES_BYTES_MAX),
+            ),
             self._done_before(claim, begun),
         )
         if agent is None:

@@ -2,9 +2,8 @@
 
 from typing import Annotated
 
-from pydantic import AfterValidator, Field, SecretStr
+from pydantic import AfterValidator, Field
 
-from common.process.secrets import Secrets
 from common.process.settings import CommonSettings, Port, Words
 
 # bridge: the sockets of machines, and the sweeper of jobs; turns: the turns of threads, and their net.
@@ -15,16 +14,6 @@ def _check_roles(value: tuple[str, ...]) -> tuple[str, ...]:
     if not value or not set(value) <= set(ROLES):
         raise ValueError("not one or more roles")
     return value
-
-
-def _check_keys(value: SecretStr) -> SecretStr:
-    Secrets(split_keys(value))
-    return value
-
-
-def split_keys(value: SecretStr) -> list[str]:
-    """The keys of `secret_keys`, in order."""
-    return [key for part in value.get_secret_value().split(",") if (key := part.strip())]
 
 
 class WorkerSettings(CommonSettings):
@@ -42,12 +31,6 @@ class WorkerSettings(CommonSettings):
         le=1000,
         description="turns that run here at once; most of each is waiting for a model. More take memory and, while they"
         " stream, this process's one core",
-    )
-    secret_keys: Annotated[SecretStr, AfterValidator(_check_keys)] = Field(
-        SecretStr(""),
-        description="encrypt what is sent upstream for a caller: the first one encrypts, all decrypt; the same in every"
-        " replica of every service",
-        json_schema_extra={"accepted": "comma-separated Fernet keys; empty: no such headers are taken"},
     )
     bridge_host: str = Field("0.0.0.0", description="address of the sidecars' WebSocket")  # noqa: S104
     bridge_port: Port = Field(8081, description="port of the sidecars' WebSocket; 0 takes any free one")

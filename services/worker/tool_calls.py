@@ -156,7 +156,7 @@ class ToolCalls:
         return await self._outcome(record, is_new=accepted.inserted)
 
     async def find(self, turn: Turn, user: UserId, step: str, name: str, args: bytes) -> Outcome | None:
-        """The final outcome of a call that an earlier attempt has made; None: it was never made. Raises: AgentFailed"""
+        """The final outcome of a call that an earlier attempt has made; None: there was none. Raises: AgentFailed."""
         return await self._find(job_of(turn, user, step, name, args, time_s=DEADLINE_S))
 
     async def _find(self, new: NewJob) -> Outcome | None:

@@ -22,6 +22,7 @@ NO_REDIS = "redis://:secret@127.0.0.1:1/0"
 async def empty_postgres_url(postgres_url: str) -> str:
     """The module's database as a new installation finds it: without a schema."""
     async with await psycopg.AsyncConnection.connect(postgres_url, autocommit=True) as connection:
+        await connection.execute("drop schema if exists absurd cascade")
         await connection.execute("drop schema public cascade")
         await connection.execute("create schema public")
     return postgres_url
@@ -155,7 +156,7 @@ async def test_queues_show_what_is_open_and_who_holds_it(database: dict[str, str
 
 async def test_config_lists_every_setting_and_whose_it_is() -> None:
     rows = {row["name"]: row for row in (await towline("config", "--json")).lines()}
-    assert rows["DATABASE_URL"]["services"] == ["gateway", "worker"]
+    assert rows["DATABASE_URL"]["services"] == ["gateway", "worker", "relay"]
     assert rows["TOWLINE_HTTP_PORT"]["services"] == ["gateway"]
     assert rows["TOWLINE_BRIDGE_PORT"]["services"] == ["worker"]
     assert all(row["reason"] and row["accepted"] for row in rows.values())

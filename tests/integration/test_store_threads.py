@@ -209,11 +209,23 @@ async def test_what_was_posted_meanwhile_comes_after_the_reply_in_the_conversati
     thread = await stores.new_thread()
     turns = [await stores.post(thread.thread, text) for text in ("one", "two", "three")]
     worker = Worker(stores)
-    assert await stores.threads.conversation(turns[0], limit=9) == [("one", None)]
+    assert await stores.threads.conversation(turns[0], limit=9, bytes_max=99) == [("one", None)]
     await worker.end(await worker.begin(turns[0]))
     await worker.end(await worker.begin(turns[1]), failed("agent-refused", "no"))
-    assert await stores.threads.conversation(turns[2], limit=9) == [("one", "answer"), ("two", None), ("three", None)]
-    assert await stores.threads.conversation(turns[2], limit=2) == [("two", None), ("three", None)]
+    said = [("one", "answer"), ("two", None), ("three", None)]
+    assert await stores.threads.conversation(turns[2], limit=9, bytes_max=99) == said
+    assert await stores.threads.conversation(turns[2], limit=2, bytes_max=99) == said[1:]
+
+
+@pytest.mark.parametrize(("bytes_max", "fit"), [(17, 3), (16, 2), (8, 2), (7, 1), (1, 1)])
+async def test_of_a_large_conversation_the_newest_comes(stores: Stores, bytes_max: int, fit: int) -> None:
+    """As much as fits, answers counted, and the question whatever its size (PAY-04)."""
+    thread = await stores.new_thread()
+    turns = [await stores.post(thread.thread, text) for text in ("one", "two", "three")]
+    worker = Worker(stores)
+    await worker.end(await worker.begin(turns[0]))
+    said = [("one", "answer"), ("two", None), ("three", None)]
+    assert await stores.threads.conversation(turns[2], limit=9, bytes_max=bytes_max) == said[-fit:]
 
 
 async def test_an_entry_may_refuse_to_wait(stores: Stores) -> None:

@@ -17,6 +17,7 @@ from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from common.process.egress import Allowlist
+from common.process.secrets import Secrets
 
 PREFIX = "TOWLINE_"
 # What a wrong value is quoted with at most: enough to recognise it.
@@ -64,6 +65,16 @@ def _url_of(*schemes: str) -> AfterValidator:
 def _check_egress(entries: tuple[str, ...]) -> tuple[str, ...]:
     Allowlist.parse(entries)
     return entries
+
+
+def words_of(secret: SecretStr) -> tuple[str, ...]:
+    """The parts of a comma-separated secret, in their order."""
+    return tuple(part for raw in secret.get_secret_value().split(",") if (part := raw.strip()))
+
+
+def _check_secret_keys(keys: SecretStr) -> SecretStr:
+    Secrets(words_of(keys))
+    return keys
 
 
 Words = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split)]
@@ -120,6 +131,12 @@ class CommonSettings(BaseSettings):
         (),
         description="where a URL given by a caller may lead; nothing else is ever called for a caller",
         json_schema_extra={"accepted": "comma-separated host names, addresses and CIDRs; empty: nowhere"},
+    )
+    secret_keys: Annotated[SecretStr, AfterValidator(_check_secret_keys)] = Field(
+        SecretStr(""),
+        description="encrypt sources' headers and agents' keys at rest: the first one encrypts, all decrypt; the same"
+        " in every replica of every service",
+        json_schema_extra={"accepted": "comma-separated Fernet keys; empty: no headers and no keys are taken"},
     )
 
 

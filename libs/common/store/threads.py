@@ -154,14 +154,15 @@ class Threads:
         params = {"thread": thread, "position": position, "limit": limit}
         return [_entry(row) for row in await self._postgres.fetch("entries_after", params)]
 
-    async def conversation(self, turn: Turn, *, limit: int) -> list[Exchange]:
+    async def conversation(self, turn: Turn, *, limit: int, bytes_max: int) -> list[Exchange]:
         """What was said in the thread up to a turn's own entry, which is the last one; the newest `limit` exchanges.
 
-        In the order of the turns: what was posted while another turn ran comes after that turn's reply.
+        In the order of the turns: what was posted while another turn ran comes after that turn's reply. Of exchanges
+        with more than `bytes_max` bytes of text only the newest come, the last one in any case.
 
         Raises: StoreUnavailable.
         """
-        params = {"thread": turn.thread, "number": turn.number, "limit": limit}
+        params = {"thread": turn.thread, "number": turn.number, "limit": limit, "bytes_max": bytes_max}
         rows = await self._postgres.fetch("conversation", params)
         return [Exchange(row.text, row.reply) for row in reversed(rows)]
 

@@ -99,7 +99,7 @@ def bench_(
         Profiled | None, typer.Option(help="Measure nothing; show where the time of this process goes instead.")
     ] = None,
 ) -> None:
-    """Measure jobs beside simpler systems in the same run: a table, and JSON and a plot in `bench-results/`.
+    """Measure beside simpler systems in the same run: a table, and JSON and a plot in `bench-results/`.
 
     Takes some minutes and both cores; how to read it: docs/how-to/read-the-bench.md.
     """

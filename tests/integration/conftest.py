@@ -63,7 +63,7 @@ async def bridge(servers: Servers, state_directory: Path, postgres_url: str) -> 
 async def brisk_bridge(servers: Servers, state_directory: Path, postgres_url: str) -> AsyncIterator[Bridge]:
     """The same with short times and few places, for tests of what happens when they have passed."""
     env = {"TOWLINE_HANDSHAKE_TIMEOUT_S": "1", "TOWLINE_SOCKETS_MAX": "12"}
-    async with _bridge(servers, state_directory, postgres_url, heartbeat_s=0.4, env=env) as running:
+    async with _bridge(servers, state_directory, postgres_url, heartbeat_s=1.0, env=env) as running:
         yield running
 
 

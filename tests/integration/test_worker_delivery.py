@@ -343,10 +343,13 @@ async def test_a_changed_catalogue_reaches_the_door_and_the_record(bridge: Bridg
     for tools in ([frames.Tool("new", hints=frames.Hints(idempotent=True))], []):
         await peer.send(frames.Tools(tools=tools))
         await eventually(lambda tools=tools: _has_tools(bridge, user, {tool.name: "h" for tool in tools}))
-    catalogue = await bridge.tokens.catalogue(user)
-    assert catalogue is not None
-    assert catalogue.tools == "[]"
+    await eventually(lambda: _has_catalogue(bridge, user, "[]"))
     assert (await held.presence())["state"] == "online"
+
+
+async def _has_catalogue(bridge: Bridge, user: UserId, tools: str) -> bool:
+    catalogue = await bridge.tokens.catalogue(user)
+    return catalogue is not None and catalogue.tools == tools
 
 
 async def _has_tools(bridge: Bridge, user: UserId, tools: dict[str, str]) -> bool:

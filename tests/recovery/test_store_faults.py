@@ -140,19 +140,19 @@ async def all_connections(world: World) -> AsyncIterator[None]:
                 more = await psycopg.AsyncConnection.connect(world.postgres.url)
             except psycopg.OperationalError:
                 await first.execute(
-                    "select pg_terminate_backend(pid) from pg_stat_activity where application_name like 'towline%'"
+                    "select pg_terminate_backend(pid) from pg_stat_activity where application_name ~ '^towline'"
                 )
             else:
                 await stack.enter_async_context(more)
                 taken += 1
-        ours = await first.execute("select 1 from pg_stat_activity where application_name like 'towline%'")
+        ours = await first.execute("select 1 from pg_stat_activity where application_name ~ '^towline'")
         assert await ours.fetchall() == []
         yield
 
 
 async def kill_backends(world: World) -> list[Any]:
     return await world.rows(
-        "select pg_terminate_backend(pid) from pg_stat_activity where application_name like 'towline%'"
+        "select pg_terminate_backend(pid) from pg_stat_activity where application_name ~ '^towline'"
     )
 
 

@@ -7,6 +7,7 @@ on), and what is in there is deleted.
 
 import contextlib
 import itertools
+import signal
 import uuid
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -26,6 +27,9 @@ from harness.servers import Servers, open_servers
 # The same examples each time: a gate rolls no dice. To look for new ones: `pytest --hypothesis-profile=default`.
 settings.register_profile("gate", derandomize=True)
 settings.load_profile("gate")
+
+# A script's background job ignores Ctrl-C, and so would the processes that tests start and interrupt.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Every Redis has 16 databases unless told otherwise; 0 is left to whoever shares the server with us, 14 and 15 to
 # services that several tests share (`integration/conftest.py`).

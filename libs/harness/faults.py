@@ -37,11 +37,12 @@ class TcpProxy:
     Attributes:
         port: where it listens after `start`.
         accepted: connections taken so far.
+        target_url: the server's own, past the proxy.
     """
 
     def __init__(self, url: str) -> None:
         """Stand in front of the server that `url` names; the URL needs a host and a port."""
-        self._target_url = url
+        self.target_url = url
         self._target = ("", 0)
         self.lead_to(url)
         self.port = free_port()
@@ -58,7 +59,7 @@ class TcpProxy:
     @property
     def url(self) -> str:
         """The server's URL with the proxy's host and port in it."""
-        parts = urlsplit(self._target_url)
+        parts = urlsplit(self.target_url)
         credentials, at, _ = parts.netloc.rpartition("@")
         return urlunsplit(parts._replace(netloc=f"{credentials}{at}127.0.0.1:{self.port}"))
 

@@ -13,7 +13,7 @@ from common.store import keys
 from common.store.postgres import POOL_TIMEOUT_S, Postgres, migrate, open_postgres
 from common.store.runs import Runs
 from harness.agent.server import Agent
-from harness.agent.stream import Script
+from harness.agent.stream import Script, Stream
 from harness.embedded import EmbeddedPostgres, EmbeddedValkey
 from harness.faults import TcpProxy
 from harness.runner import temporary_directory
@@ -51,14 +51,14 @@ async def postgres_link(directory: Path) -> AsyncIterator[TcpProxy]:
 @pytest.fixture(scope="module")
 async def postgres(postgres_link: TcpProxy) -> AsyncIterator[Postgres]:
     """Past the proxy."""
-    async with open_postgres(_direct(postgres_link)) as store:
+    async with open_postgres(postgres_link.target_url) as store:
         yield store
 
 
 @pytest.fixture
 async def client(redis_link: TcpProxy) -> AsyncIterator[redis.asyncio.Redis]:
     """Past the proxy."""
-    async with redis.asyncio.Redis.from_url(_direct(redis_link), decode_responses=True) as client:
+    async with redis.asyncio.Redis.from_url(redis_link.target_url, decode_responses=True) as client:
         await client.flushall()
         yield client
 
@@ -176,20 +176,12 @@ async def test_an_end_that_was_told_stays_so_if_redis_loses_it_before_postgres_h
     relay: Relay, client: redis.asyncio.Redis, postgres_link: TcpProxy, agent: Agent, run: FollowedRun
 ) -> None:
     """Both stores fail at once: readers were told `completed`, and the run is not followed anew to another end."""
-    stream = agent.add("a")
-    await run.put(source(agent.url("a")))
-    await eventually(lambda: stream.open_connections)
-    postgres_link.refuse()
-    postgres_link.cut()
-    stream.emit(2)
-    stream.end()
-    await eventually(lambda: _has_end(run))
+    stream = await _ends_without_postgres(postgres_link, agent, run)
     await client.flushall()
     await eventually(run.owner)  # a refresh has put the lease back, and has seen that the tail is gone
     assert await run.entries() == []
-    await asyncio.sleep(
-        POOL_TIMEOUT_S + 1
-    )  # the statement under way has been given up: the end is owed by the owner alone
+    # The statement under way has been given up: the end is owed by the owner alone. Nothing shows that but time.
+    await asyncio.sleep(POOL_TIMEOUT_S + 1)
     await postgres_link.heal()
     record = await run.ended(within_s=20)
     assert (record.state, record.reason, record.sources[0].state) == ("completed", "sources-completed", "completed")
@@ -201,6 +193,19 @@ async def _is_still(relay: Relay) -> bool:
     before = relay.metric("towline_relay_gathered_events")
     await asyncio.sleep(2 * keys.LEASE_REFRESH_EVERY_S)
     return relay.metric("towline_relay_gathered_events") == before
+
+
+async def _ends_without_postgres(postgres_link: TcpProxy, agent: Agent, run: FollowedRun) -> Stream:
+    """The run's end is in the log, and Postgres, which is out of reach, has not heard of it."""
+    stream = agent.add("a")
+    await run.put(source(agent.url("a")))
+    await eventually(lambda: stream.open_connections)
+    postgres_link.refuse()
+    postgres_link.cut()
+    stream.emit(2)
+    stream.end()
+    await eventually(lambda: _has_end(run))
+    return stream
 
 
 async def _has_end(run: FollowedRun) -> bool:
@@ -224,14 +229,7 @@ async def test_an_end_that_postgres_did_not_hear_of_is_written_by_the_next_owner
     relay: Relay, redis_link: TcpProxy, postgres_link: TcpProxy, agent: Agent, run: FollowedRun
 ) -> None:
     """The relay dies between the last event and Postgres: the log knows, nothing is said twice."""
-    stream = agent.add("a")
-    await run.put(source(agent.url("a")))
-    await eventually(lambda: stream.open_connections)
-    postgres_link.refuse()
-    postgres_link.cut()
-    stream.emit(2)
-    stream.end()
-    await eventually(lambda: _has_end(run))
+    stream = await _ends_without_postgres(postgres_link, agent, run)
     assert await run.state() == "active"
     before = await run.entries()
     await relay.stop()
@@ -267,8 +265,3 @@ async def test_a_new_owner_tells_nothing_twice_and_does_not_take_a_stalled_run_f
 
 async def _is(run: FollowedRun, state: str) -> bool:
     return await run.state() == state
-
-
-def _direct(link: TcpProxy) -> str:
-    """The URL of the server behind a proxy."""
-    return link._target_url

@@ -119,6 +119,7 @@ class Process:
         self._orphan_signal = orphan_signal
         self._popen: subprocess.Popen[bytes] | None = None
         self._log_start = 0
+        self._is_killed = False
         self._killed: list[psutil.Process] = []
 
     @property
@@ -137,9 +138,14 @@ class Process:
         return self._popen is not None and self._popen.poll() is None
 
     async def start(self) -> None:
-        """Start it, and first end what an earlier harness left behind under this name."""
+        """Start it, and first end what an earlier harness left behind under this name.
+
+        What was sent SIGKILL is waited for: the kernel takes its time to end a process.
+        """
         if threading.current_thread() is not threading.main_thread():
             raise RuntimeError("start processes from the main thread: they end with the thread that made them")
+        if self._is_killed:
+            await self.wait(within_s=KILL_WITHIN_S)
         if self.is_running:
             raise RuntimeError(f"{self.name} is running already")
         await self._end_leftover()
@@ -170,6 +176,7 @@ class Process:
     def kill(self) -> None:
         """SIGKILL it and its descendants: no cleanup code runs. `wait` returns when all are gone."""
         tree = self._tree()
+        self._is_killed = True
         self._killed += tree[1:]
         for process in tree:
             with contextlib.suppress(psutil.NoSuchProcess):
@@ -247,6 +254,7 @@ class Process:
                 os.close(replaces)
             # Until the program has taken over, a signal would meet the tether, which is not tied to us yet.
             pipe.read()
+        self._is_killed = False
         self._killed = []
         self._pid_file.write_text(f"{self.pid} {psutil.Process(self.pid).create_time()}\n")
 

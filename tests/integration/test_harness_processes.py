@@ -83,6 +83,24 @@ async def test_log_of_the_last_start_is_told_from_older_ones(describe: Callable[
         assert await process.wait(within_s=10) == -signal.SIGKILL
 
 
+async def test_a_killed_process_starts_again_although_the_kernel_is_still_ending_it(
+    describe: Callable[..., Process],
+) -> None:
+    """Memory takes the kernel time to free: just killed, a process is there for a while."""
+    process = describe("held = bytearray(200_000_000); print('ready', flush=True); import time; time.sleep(600)")
+    pids = set()
+    was_there = False
+    for _ in range(5):
+        await process.start()
+        await eventually(said(process, "ready"))
+        pids.add(process.pid)
+        process.kill()
+        was_there |= process.is_running
+    assert was_there, "the cut did not happen: each was gone at once"
+    assert len(pids) == 5
+    await process.wait(within_s=10)
+
+
 async def test_stop_ends_what_ignores_sigterm_with_all_its_children(describe: Callable[..., Process]) -> None:
     """A deaf process, its child and its child's child are gone after the budget."""
     process = describe(

@@ -137,7 +137,9 @@ class Postgres:
                 except pg.ReadOnlySqlTransaction:
                     await connection.close()  # a session pinned to a demoted primary
                     raise
-                return await cursor.fetchall() if cursor.description else []
+                # Not `description`: it describes every column anew, which cost a gateway a sixth of its time.
+                result = cursor.pgresult
+                return await cursor.fetchall() if result is not None and result.nfields else []
 
     async def check(self) -> None:
         """Ask whether this Postgres will do: reachable, and migrated. Raises: StoreUnavailable, ValueError."""

@@ -3,16 +3,18 @@
     python -m harness.bench.turn_load PLAN RESULT
 
 A closed loop: each caller has a thread and a connection of its own, posts an entry, waits until its turn has ended, and
-posts the next one. The waits that are reported are the hops: from the entry's commit to the turn's start, both by the
-clock of Postgres (`DATABASE_URL`). Raw HTTP/1.1, so that the driver leaves the cores to what it measures.
+posts the next one. The waits that are reported are either the hops, from the entry's commit to the turn's start, both
+by the clock of Postgres (`DATABASE_URL`), or how long each entry's 201 took. Raw HTTP/1.1, so that the driver leaves
+the cores to what it measures.
 """
 
 import asyncio
 import json
 import os
 import sys
+import time
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 from uuid import uuid4
 
 import msgspec
@@ -29,20 +31,22 @@ select (extract(epoch from started_at - created_at) * 1000)::float8 from turns w
 
 
 class Plan(msgspec.Struct, frozen=True):
-    """A closed loop against a gateway's port, with an agent that gives back what it is told."""
+    """A closed loop against a gateway's port, with an agent that gives back what it is told; `waits`: the reported."""
 
     loop: task_queues.Plan
     port: int
     api_key: str
     agent: str
+    waits: Literal["hop", "accept"]
 
 
 class Caller:
-    """One keep-alive connection. `turns`: takes the id of every turn."""
+    """One keep-alive connection. `turns` takes the id of every turn, and `accepts_ms` how long its entry's 201 took."""
 
-    def __init__(self, plan: Plan, turns: list[str]) -> None:
+    def __init__(self, plan: Plan, turns: list[str], accepts_ms: list[float]) -> None:
         self._plan = plan
         self._turns = turns
+        self._accepts_ms = accepts_ms
         self._thread = ""
         self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
 
@@ -50,7 +54,9 @@ class Caller:
         """Post an entry, and return the answer. Raises: RuntimeError: refused, or not answered."""
         if not self._thread:
             self._thread = (await self._ask("POST", "/v1/threads", {"agent": self._plan.agent}))["thread"]
+        asked_at = time.perf_counter()
         turn = (await self._ask("POST", f"/v1/threads/{self._thread}/entries", {"text": VALUE}))["turn"]
+        self._accepts_ms.append((time.perf_counter() - asked_at) * 1000)
         self._turns.append(turn["turn"])
         ended = await self._ask("GET", f"/v1/turns/{turn['turn']}")
         return ended["outcome"]["text"]
@@ -80,7 +86,8 @@ class Caller:
 async def drive(plan: Plan) -> Measured:
     """Put turns through the product. Raises: TimeoutError, WrongAnswer, RuntimeError."""
     turns: list[str] = []
-    free = [Caller(plan, turns) for _ in range(plan.loop.in_flight)]
+    accepts_ms: list[float] = []
+    free = [Caller(plan, turns, accepts_ms) for _ in range(plan.loop.in_flight)]
 
     async def run_turn() -> object:
         caller = free.pop()
@@ -90,6 +97,8 @@ async def drive(plan: Plan) -> Measured:
             free.append(caller)
 
     measured = await run_closed_loop(plan.loop, run_turn)
+    if plan.waits == "accept":
+        return msgspec.structs.replace(measured, latencies_ms=accepts_ms)
     async with await psycopg.AsyncConnection.connect(os.environ["DATABASE_URL"]) as connection:
         hops = await (await connection.execute(_HOPS, [turns])).fetchall()
     return msgspec.structs.replace(measured, latencies_ms=[hop for (hop,) in hops])

@@ -7,6 +7,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import psycopg
 import pytest
@@ -72,6 +73,18 @@ async def unavailable(call: Callable[[], Awaitable[object]]) -> None:
     with pytest.raises(StoreUnavailable):
         await call()
     assert time.monotonic() - began < ANSWERED_WITHIN_S
+
+
+async def test_a_redis_that_refuses_the_handshake_is_waited_for(valkey: EmbeddedValkey) -> None:
+    """Wrong password, database or network: a service says why and waits, and nothing of it ends in a traceback."""
+    address = urlsplit(valkey.url)
+    wrong_password = address._replace(netloc=f":wrong@{address.hostname}:{address.port}").geturl()
+    for url, reason in ((address._replace(path="/99999").geturl(), "refuses"), (wrong_password, "does not answer")):
+        async with open_redis(url) as refused:
+            with pytest.raises(StoreUnavailable, match=reason):
+                await refused.check()
+            with pytest.raises(StoreUnavailable):
+                await refused.reader().read({"stream": "0-0"})
 
 
 async def test_every_call_on_a_killed_redis_is_unavailable_and_works_again_after(

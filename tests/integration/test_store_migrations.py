@@ -68,6 +68,15 @@ async def test_a_database_that_was_not_migrated_is_refused_with_advice(empty_url
             await postgres.check()
 
 
+async def test_a_migration_that_has_just_begun_is_waited_for(empty_url: str) -> None:
+    """Its table of versions is there and empty while Absurd's schema is made: seen in pods of a first deployment."""
+    async with await psycopg.AsyncConnection.connect(empty_url, autocommit=True) as connection:
+        await connection.execute("create table schema_migrations (version integer primary key)")
+    async with open_postgres(empty_url) as postgres:
+        with pytest.raises(ValueError, match=r"version 0, .* run `towline migrate`"):
+            await postgres.check()
+
+
 async def test_a_migration_that_fails_leaves_nothing_of_itself(empty_url: str) -> None:
     """Each file is one transaction: what stands in its way is not half gone round."""
     async with await psycopg.AsyncConnection.connect(empty_url, autocommit=True) as connection:

@@ -1,1 +1,1 @@
-select max(version) as version from schema_migrations
+select coalesce(max(version), 0) as version from schema_migrations

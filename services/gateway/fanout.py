@@ -50,6 +50,7 @@ class Fanout:
 
     Args:
         take_notes: is given what comes on the replies stream; must not wait.
+        lost_notes: is called when that could not be read, so that something may be missing; must not wait.
         keepalive_s: how often a quiet stream shows a sign of life.
         buffer_bytes: how far a client may fall behind.
     """
@@ -62,6 +63,7 @@ class Fanout:
         *,
         gateway: GatewayId,
         take_notes: Callable[[Sequence[Note]], None],
+        lost_notes: Callable[[], None],
         metrics: GatewayMetrics,
         keepalive_s: float,
         buffer_bytes: int,
@@ -72,6 +74,7 @@ class Fanout:
         self._topics = topics
         self._gateway = gateway
         self._take_notes = take_notes
+        self._lost_notes = lost_notes
         self._metrics = metrics
         self._buffer_bytes = buffer_bytes
         self._inbox = replies_inbox(redis, gateway)
@@ -179,6 +182,7 @@ class Fanout:
                 notes, found = await self._inbox.read_beside({key: str(at.at) for key, at in asked.items()})
             except StoreUnavailable as error:
                 logger.warning("streams_unread", topics=len(served), problem=str(error))
+                self._lost_notes()
                 self._look_due.set()
                 await asyncio.sleep(backoff.next_s())
                 continue

@@ -51,6 +51,7 @@ class Bench:
             Topics(Runs(postgres)),
             gateway=self.gateway,
             take_notes=self.notes.extend,
+            lost_notes=lambda: None,
             metrics=GatewayMetrics(self.registry),
             keepalive_s=60,
             buffer_bytes=BUFFER_BYTES,

@@ -29,6 +29,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from common.errors import StoreUnavailable
+from common.store.read_bound import ReadBound
 
 # A healthy Redis answers within milliseconds; five seconds are an outage, and the door must still answer its caller.
 COMMAND_TIMEOUT_S = 5.0
@@ -151,6 +152,8 @@ class Redis:
             with contextlib.suppress(*_AWAY):
                 await self._pool.disconnect(inuse_connections=False)
             raise StoreUnavailable(f"Redis does not answer ({type(error).__name__})") from error
+        except ResponseError as error:  # to the handshake: answers to commands are returned
+            raise StoreUnavailable(f"Redis refuses the connection ({error})") from error
         now = time.monotonic()
         if self._answering_since is None or now - asked_at > SLOW_ANSWER_S:
             self._answering_since = now
@@ -201,9 +204,12 @@ class Reader:
         self._client = client
         # A process that asks for nothing else learns here that Redis stood still.
         self._note_break = note_break
+        self._bound = ReadBound()
 
     async def read(self, streams: dict[str, str]) -> list[tuple[str, list[tuple[str, dict[bytes, bytes]]]]]:
         """Wait up to 5 s for entries after the given ids (never `$`); returns streams with their new entries.
+
+        Not all of them where many wait: `read_bound` says how many. Those that are left come with the next read.
 
         Raises:
             StoreUnavailable: the connection broke; read again from the same ids.
@@ -211,19 +217,21 @@ class Reader:
         asked_at = time.monotonic()
         try:
             async with asyncio.timeout(BLOCK_MS / 1000 + COMMAND_TIMEOUT_S):
-                answer: Any = await self._client.xread(cast("Any", streams), count=1000, block=BLOCK_MS)
+                answer: Any = await self._client.xread(
+                    cast("Any", streams), count=self._bound.count(len(streams)), block=BLOCK_MS
+                )
         except _AWAY as error:
             self._note_break()
             raise StoreUnavailable(f"Redis does not answer ({type(error).__name__})") from error
         except ResponseError as error:
-            translated = _translated(error)
-            if isinstance(translated, StoreUnavailable):
-                raise translated from error
-            raise
+            self._note_break()
+            raise StoreUnavailable(f"Redis refuses to be read ({error})") from error
         if time.monotonic() - asked_at > BLOCK_MS / 1000 + SLOW_ANSWER_S:
             self._note_break()
         pairs = answer.items() if isinstance(answer, dict) else (answer or [])
-        return [(key.decode(), _entries(value)) for key, value in pairs]
+        found = [(key.decode(), _entries(value)) for key, value in pairs]
+        self._bound.learn([entries for _, entries in found])
+        return found
 
 
 async def _answer(connection: AbstractConnection) -> Any:

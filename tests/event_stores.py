@@ -90,7 +90,17 @@ class RunKeys:
     async def flush(self) -> None:
         """All that Redis had of the run is gone."""
         await self.client.delete(
-            *(key(self.run) for key in (keys.owner, keys.events, keys.events_resume, keys.liveness, keys.progress))
+            *(
+                key(self.run)
+                for key in (
+                    keys.owner,
+                    keys.events,
+                    keys.events_resume,
+                    keys.liveness,
+                    keys.source_status,
+                    keys.progress,
+                )
+            )
         )
 
     async def photograph(self) -> "Photograph":

@@ -30,6 +30,7 @@ def routes_of_runs(runs: RunRoutes) -> list[Route]:
                 200: (wire.Run, "It is followed already, as the body says."),
             },
             problems=(problems.RUN_DIFFERS, problems.RUN_ENDED, problems.EGRESS_REFUSED, problems.NOT_CONFIGURED),
+            locates=True,
         ),
         Route(
             "GET",

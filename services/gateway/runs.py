@@ -19,7 +19,7 @@ from gateway import paging, problems
 from gateway.auth import Auth
 from gateway.http import Answer
 from gateway.problems import Refusal
-from gateway.request import Request
+from gateway.request import Header, Request
 from towline.wire import json
 from towline.wire import runs as wire
 from towline.wire.api import timestamp
@@ -76,7 +76,7 @@ class RunRoutes:
             raise Refusal(problems.RUN_ENDED, f"the run ended as {record.state!r}; choose another id")
         if found == "created":
             logger.info("run_accepted", run=run, sources=len(record.sources))
-            return Answer(201, await self._body(record), ((b"location", f"/v1/runs/{run}".encode()),))
+            return Answer(201, await self._body(record), (_location(run),))
         return Answer(200, await self._body(record))
 
     async def read_run(self, request: Request) -> Answer:
@@ -106,7 +106,9 @@ class RunRoutes:
         record = await self._runs.request_stop(RunId(request.id("run")))
         if record is None:
             raise problems.not_found("run")
-        return Answer(200 if record.terminal else 202, await self._body(record))
+        if record.terminal:
+            return Answer(200, await self._body(record))
+        return Answer(202, await self._body(record), (_location(record.run),))
 
     def _new_run(self, run: RunId, body: wire.RunFollow) -> NewRun:
         names = [source.source for source in body.sources]
@@ -155,6 +157,10 @@ class RunRoutes:
             return None
 
 
+def _location(run: RunId) -> Header:
+    return b"location", f"/v1/runs/{run}".encode()
+
+
 def view(record: Run, looks: dict[RunId, Look] | None) -> wire.Run:
     """A run as callers see it: its record, and what its relay says of it now."""
     look = None if looks is None else looks.get(record.run)
@@ -184,8 +190,8 @@ def _view_of_source(record: Run, source: Source, status: SourceStatus | None, lo
     verdict: wire.Verdict = "unknown"
     if has_ended:
         verdict = "ended"
-    elif status is not None:
-        verdict = status.verdict
+    elif status is not None and (status.live_ms is not None or status.verdict != "active"):
+        verdict = status.verdict  # "active" before any sign of life is only the time it is given
     elif look is not None and record.age_ms > record.stall_after_s * 1000:
         verdict = "orphaned"  # for as long as Redis remembers no relay has had a sign of life
     connected: bool | None = None
@@ -200,9 +206,10 @@ def _view_of_source(record: Run, source: Source, status: SourceStatus | None, lo
         resume=source.resume,
         idle_timeout_s=source.idle_timeout_s,
         connected=connected,
-        live_at=None if status is None else timestamp(status.live_ms),
-        progress_at=None if status is None else timestamp(status.progress_ms),
+        live_at=None if status is None or status.live_ms is None else timestamp(status.live_ms),
+        progress_at=None if status is None or status.progress_ms is None else timestamp(status.progress_ms),
         verdict=verdict,
+        failure=None if has_ended or status is None else status.failure or None,
         state=source.state,
         reason=source.reason,
         detail=source.detail,

@@ -85,6 +85,8 @@ class Owner:
         self._points_saved: Mapping[str, Point] = {}
         self._records = Records(run.run)
         self._pulse = former_pulse(now, self._detector.verdict, run.stall_after_s, seen)
+        self._began = Pulse(self._pulse.live_at, self._pulse.progress_at)
+        self._seen = seen
         self._tailers = [
             self._tailer(s, taken.points.get(s.source, s.point))
             for s in run.sources
@@ -178,19 +180,25 @@ class Owner:
 
     async def follow(self) -> Fate:
         """Follow the run until it ends, is given up or is lost; once."""
+        async with asyncio.TaskGroup() as group:
+            recording = group.create_task(self._records.run(), name=f"records:{self.run}")
+            fate = await self._follow_sources()
+            if fate == "ended":
+                fate = await self._record_end()
+            recording.cancel()
+        return fate
+
+    async def _follow_sources(self) -> Fate:
         if self._taken.end:  # a former owner died between the last event and Postgres
             last = msgspec.json.decode(self._taken.end_data or b"{}")
             self._end = (self._taken.end, str(last.get("reason", "")))  # type: ignore[assignment]  # one of ours
             for name, told in (last.get("sources") or {}).items():
                 self._ended.setdefault(name, SourceEnd(told["state"], told["reason"], ""))
-            return await self._record_end()
+            return "ended"
         fate: Fate = "left"
         try:
             async with asyncio.TaskGroup() as group:
-                loops = [
-                    group.create_task(self._run_appends(), name=f"appends:{self.run}"),
-                    group.create_task(self._records.run(), name=f"records:{self.run}"),
-                ]
+                appending = group.create_task(self._run_appends(), name=f"appends:{self.run}")
                 tailing = [group.create_task(self._tail(t), name=f"tail:{self.run}") for t in self._tailers]
                 self._look_at_ends()
                 await self._decided.wait()
@@ -202,15 +210,14 @@ class Owner:
                     self._say(events.RUN_ENDED, self._last_words())
                     fate = "ended"
                 await self._gathering.wait_empty()
-                for task in loops:
-                    task.cancel()
+                appending.cancel()
         except* Fenced:
             fate = "lost"
         except* TailLost:
             fate = "behind"
         finally:
             self._gathering.close()
-        return await self._record_end() if fate == "ended" else fate
+        return fate
 
     def _decide(self, state: End, reason: str) -> None:
         if not self._decided.is_set():
@@ -281,19 +288,19 @@ class Owner:
         state, reason = self._end
         runs = self._means.runs
         for source in self._record.sources:
-            end = self._ended.get(source.source) or SourceEnd(state, reason, "the run has ended")
-            self._records.put(partial(runs.end_source, self.run, source.source, *end))
+            if source.source not in self._ends_recorded:
+                end = self._ended.get(source.source) or SourceEnd(state, reason, "the run has ended")
+                self._records.put(partial(runs.end_source, self.run, source.source, *end))
         self._records.put(partial(runs.end, self.run, state, reason, self._writer.tail.seq))
-        writing = asyncio.create_task(self._records.write_all(), name=f"end:{self.run}")
+        writing = asyncio.create_task(self._records.wait_written(), name=f"end:{self.run}")
         leaving = asyncio.create_task(self._leave_asked.wait(), name=f"leave:{self.run}")
         try:
             await asyncio.wait({writing, leaving}, return_when=asyncio.FIRST_COMPLETED)
+            if not writing.done():
+                return "left"
         finally:
             leaving.cancel()
             writing.cancel()
-        if not writing.done():
-            return "left"
-        writing.result()
         self._means.metrics.runs_ended_total[state].inc()
         logger.info("run_ended", run=self.run, state=state, reason=reason)
         return "ended"
@@ -315,13 +322,19 @@ class Owner:
     def _status(self, now: float) -> bytes:
         wall_ms = time.time() * 1000
         stall_after_s = self._record.stall_after_s
+
+        def time_ms(at: float, began_at: float, age_s: float | None) -> int | None:
+            # Nobody's sign of life is told as one: the moment from which we count, where nothing was remembered.
+            return None if at == began_at and age_s is None else int(wall_ms - (now - at) * 1000)
+
         return json.dumps(
             {
                 t.source.source: SourceStatus(
                     t.is_connected,
-                    int(wall_ms - (now - t.pulse.live_at) * 1000),
-                    int(wall_ms - (now - t.pulse.progress_at) * 1000),
+                    time_ms(t.pulse.live_at, self._began.live_at, self._seen.live_age_s),
+                    time_ms(t.pulse.progress_at, self._began.progress_at, self._seen.progress_age_s),
                     "ended" if t.end else t.pulse.verdict(now, stall_after_s),
+                    t.failure,
                 )
                 for t in self._tailers
             }

@@ -22,10 +22,13 @@ class Records:
         self._run = run
         self._writes: list[Callable[[], Awaitable[object]]] = []
         self._added = asyncio.Event()
+        self._written = asyncio.Event()
+        self._written.set()
 
     def put(self, write: Callable[[], Awaitable[object]]) -> None:
         """Owe one more write."""
         self._writes.append(write)
+        self._written.clear()
         self._added.set()
 
     async def run(self) -> None:
@@ -33,10 +36,14 @@ class Records:
         while True:
             await self._added.wait()
             self._added.clear()
-            await self.write_all()
+            await self._write_all()
+            self._written.set()
 
-    async def write_all(self) -> None:
-        """Write all that is owed; returns when it is there."""
+    async def wait_written(self) -> None:
+        """Wait until all that is owed is there."""
+        await self._written.wait()
+
+    async def _write_all(self) -> None:
         backoff = Backoff(first_s=0.2, cap_s=5.0)
         while self._writes:
             try:

@@ -8,7 +8,10 @@ Every event passes through `_take`: what stands there is paid for each of them.
 """
 
 import asyncio
+import os
 import random
+import socket
+import ssl
 import time
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -32,6 +35,9 @@ from towline.wire.sse import Oversized, Parser
 
 logger = structlog.get_logger(__name__)
 
+# Shown to whoever asks how the source is; an upstream may have a say in it.
+FAILURE_CHARACTERS_MAX = 200
+
 
 class SourceEnd(NamedTuple):
     """How a source ended. `reason` is a slug, `detail` says it in words."""
@@ -47,6 +53,7 @@ class Tailer:
     Attributes:
         pulse: the source's two heartbeats (monotonic seconds).
         is_connected: the upstream's answer is open.
+        failure: why the last attempts have brought nothing, in words; empty once one has.
         end: how the source has ended; None before.
         headers: the caller's, for the next request.
     """
@@ -67,6 +74,7 @@ class Tailer:
         self.source = source
         self.pulse = pulse
         self.is_connected = False
+        self.failure = ""
         self.end: SourceEnd | None = None
         self._run = run
         self.headers = headers
@@ -106,7 +114,8 @@ class Tailer:
             self._pass_on(self._resume.settle())
         elif now - self._heard_at >= self.source.idle_timeout_s:
             idle_s = self.source.idle_timeout_s
-            self._finish(SourceEnd("failed", "idle-timeout", f"the upstream sent nothing for {idle_s:g} s"))
+            why = f" ({self.failure})" if self.failure else ""
+            self._finish(SourceEnd("failed", "idle-timeout", f"the upstream sent nothing for {idle_s:g} s{why}"))
         if self.end is not None and self._reading is not None:
             self._reading.reschedule(asyncio.get_running_loop().time())
 
@@ -131,7 +140,7 @@ class Tailer:
             self._finish(SourceEnd("failed", "request-impossible", f"no request can be made of this: {error}"))
             return 0.0
         except (httpx.RequestError, TimeoutError) as error:
-            return self._failed("no_answer", str(error) or type(error).__name__)
+            return self._failed("no_answer", _in_words(error))
         try:
             told = response.headers
             verdict = judge_answer(
@@ -149,6 +158,7 @@ class Tailer:
             await response.aclose()
 
     def _failed(self, why: str, detail: str, after_s: float | None = None) -> float:
+        self.failure = detail[:FAILURE_CHARACTERS_MAX]
         pause_s = self._pace.after_failure(random.random(), after_s)  # noqa: S311 (spread, not secrecy)
         self._metrics.retries_total[why].inc()
         log = logger.info if self._pace.failures == 1 else logger.debug
@@ -163,10 +173,11 @@ class Tailer:
         self.is_connected = True
         self._heard_at = time.monotonic()
         heard = False
-        why = "closed"
+        why = "the upstream closed the connection"
         try:
             async for chunk in stream_bytes(response):
                 heard = True
+                self.failure = ""
                 self._heard_at = self.pulse.live_at = time.monotonic()
                 if items := parser.feed(chunk):
                     self._items_at = self._heard_at
@@ -176,11 +187,11 @@ class Tailer:
                     if self._gathering.is_full:
                         await self._gathering.wait_room()
         except httpx.RequestError as error:
-            why = str(error) or type(error).__name__
+            why = _in_words(error)
         finally:
             self.is_connected = False
         if not heard:
-            return self._failed("closed", why)
+            return self._failed("closed", f"{why}, having sent nothing")
         self._pace.heard(parser.retry_ms)
         self._metrics.retries_total["closed"].inc()
         logger.debug("upstream_closed", run=self._run, source=self.source.source, why=why)
@@ -239,3 +250,15 @@ class Tailer:
 
     def _own(self, kind: str, data: Mapping[str, object]) -> NewEvent:
         return NewEvent(self.source.source, "", kind, json.dumps(data), time.time_ns() // 1_000_000)
+
+
+def _in_words(error: Exception) -> str:
+    """Why there was no answer: what the system says of the socket, without addresses, or else what the client says."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, OSError) and cause.errno and not isinstance(cause, (ssl.SSLError, socket.gaierror)):
+            return os.strerror(cause.errno)
+        cause = cause.__cause__
+    if type(error) is TimeoutError:
+        return f"no answer within {ANSWER_TIMEOUT_S:g} s"
+    return str(error) or type(error).__name__

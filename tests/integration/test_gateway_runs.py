@@ -71,6 +71,7 @@ async def test_a_run_is_put_once_and_read(client: httpx.AsyncClient) -> None:
         "live_at": None,
         "progress_at": None,
         "verdict": "unknown",
+        "failure": None,
         "state": None,
         "reason": None,
         "detail": None,
@@ -113,6 +114,7 @@ async def test_stopping_is_asked_for_and_told(door: Door, client: httpx.AsyncCli
     for _ in range(2):
         answer = await client.delete(f"/v1/runs/{run.run}")
         assert (answer.status_code, answer.json()["state"]) == (202, "stopping")
+        assert answer.headers["location"] == f"/v1/runs/{run.run}"
     await eventually(lambda: run.run in heard)
     listening.cancel()
     await asyncio.gather(listening, return_exceptions=True)
@@ -135,6 +137,17 @@ async def test_what_its_relay_says_is_shown(door: Door, client: httpx.AsyncClien
     await run.relay.release(run.writer)
     shown = (await client.get(f"/v1/runs/{run.run}")).json()
     assert (shown["owner"], shown["sources"][0]["connected"]) == (None, False)
+
+
+async def test_a_source_that_was_never_reached_says_why(door: Door, client: httpx.AsyncClient) -> None:
+    """Nothing was heard of it, so there is no verdict yet, and no time that would look like a sign of life."""
+    run = await (await PlayedRun(door).put()).begin()
+    said = {"connected": False, "live_ms": None, "progress_ms": None, "verdict": "active", "failure": "refused"}
+    held = Held(run.run, run.writer.tail.epoch, run.writer.tail, False, json.dumps({"coder": said}))
+    assert await run.relay.leases.refresh([held]) == ["kept"]
+    source = (await client.get(f"/v1/runs/{run.run}")).json()["sources"][0]
+    assert (source["connected"], source["verdict"], source["failure"]) == (False, "unknown", "refused")
+    assert (source["live_at"], source["progress_at"]) == (None, None)
 
 
 @pytest.mark.parametrize(

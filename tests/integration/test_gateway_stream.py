@@ -412,6 +412,21 @@ async def test_pages_are_the_same_stream(door: Door, browser: Browser, played: P
     assert gapped[0][0] == "coder 4"
 
 
+async def test_a_page_has_as_many_events_as_it_may(browser: Browser, played: PlayedRun) -> None:
+    """Whatever stands between them: a takeover leaves a mark in the log, which is no event."""
+    for number in (1, 2, 3):
+        await played.add(number)
+        await played.begin()
+        await played.begin()
+    url = f"/v1/runs/{played.run}/events"
+    params = {"limit": "1"}
+    for number in (1, 2, 3):
+        answer = await browser.client.get(url, headers={"accept": "application/json"}, params=params)
+        page = answer.json()
+        assert [item["data"] for item in page["items"]] == [f"coder {number}"]
+        params["last_event_id"] = page["last_event_id"]
+
+
 async def test_leaving_sends_readers_elsewhere_and_waits_for_none_that_does_not_read(
     door: Door, played: PlayedRun
 ) -> None:

@@ -1,13 +1,19 @@
 """A source's upstream: what it says gets into the log once and in order, however it closes, errs or starts anew."""
 
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
 
+import msgspec
 import pytest
 from followed_runs import FollowedRun, Relay, open_module_relay, open_run, source
 from support import eventually
 
+from common.ids import RunId
+from common.store.leases import SourceStatus, look
 from common.store.postgres import Postgres
+from common.store.redis import open_redis
+from common.store.runs import Runs
 from harness.agent.server import Agent
 from harness.agent.stream import Answer, Script
 from harness.servers import Servers
@@ -188,6 +194,47 @@ async def test_an_upstream_that_is_down_is_found_again(agent: Agent, relay: Rela
     await run.has([1, 2], within_s=20)
 
 
+@pytest.mark.parametrize(
+    ("where", "status", "why"),
+    [
+        ("http://127.0.0.1:1/", None, "Connection refused"),
+        ("http://localhost:1/", None, "Connection refused"),
+        ("agent", 503, "the upstream answered 503"),
+        ("agent", 200, "the upstream closed the connection, having sent nothing"),
+    ],
+    ids=["refused", "refused-by-name", "503", "empty"],
+)
+async def test_why_a_source_brings_nothing_is_told_until_it_does(
+    agent: Agent, relay: Relay, run: FollowedRun, where: str, status: int | None, why: str
+) -> None:
+    """What a gateway shows of it, though nothing was ever heard of this run."""
+    stream = agent.add("a")
+    if status is not None:
+        stream.answer(Answer(status, headers={"Content-Type": "text/event-stream"}, body=""), times=3)
+    await run.put(source(agent.url("a") if where == "agent" else where))
+
+    async with open_redis(relay.redis_url) as store:
+
+        async def told() -> SourceStatus:
+            said = (await look(store, [run.run]))[run.run].status or b'{"coder": null}'
+            return msgspec.json.decode(said, type=dict[str, SourceStatus | None])["coder"] or UNTOLD
+
+        await eventually(lambda: _is_told(told, why))
+        assert (await told()).live_ms is None
+        if where == "agent":
+            stream.emit()
+            await run.has([1], within_s=20)
+            await eventually(lambda: _is_told(told, ""))
+            assert (await told()).live_ms is not None
+
+
+UNTOLD = SourceStatus(connected=False, live_ms=None, progress_ms=None, verdict="active", failure="untold")
+
+
+async def _is_told(told: Callable[[], Awaitable[SourceStatus]], why: str) -> bool:
+    return (await told()).failure == why
+
+
 # ---- final answers
 
 
@@ -224,6 +271,33 @@ async def test_an_address_that_is_not_allowed_is_never_called(relay: Relay, run:
     assert (record.state, record.sources[0].reason) == ("failed", "egress-refused")
 
 
+async def test_the_end_of_each_source_is_written_once(
+    agent: Agent, relay: Relay, run: FollowedRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One while the run goes on, the other with it; in Postgres both, and the run, in this order."""
+    written: list[str] = []
+    end_source, end_run = Runs.end_source, Runs.end
+
+    async def note_source(runs: Runs, of: RunId, source: str, *end: Any) -> None:
+        written.extend([source] if of == run.run else [])
+        await end_source(runs, of, source, *end)
+
+    async def note_run(runs: Runs, of: RunId, *end: Any) -> bool:
+        written.extend(["the run"] if of == run.run else [])
+        return await end_run(runs, of, *end)
+
+    monkeypatch.setattr(Runs, "end_source", note_source)
+    monkeypatch.setattr(Runs, "end", note_run)
+    first, second = agent.add("first"), agent.add("second")
+    await run.put(source(agent.url("first"), "first"), source(agent.url("second"), "second"))
+    await eventually(lambda: first.open_connections and second.open_connections)
+    first.end()
+    await eventually(lambda: written == ["first"])
+    second.end()
+    assert (await run.ended()).state == "completed"
+    assert written == ["first", "second", "the run"]
+
+
 async def test_one_source_that_fails_leaves_the_others_and_fails_the_run_in_the_end(
     agent: Agent, relay: Relay, run: FollowedRun
 ) -> None:
@@ -253,6 +327,13 @@ async def test_a_source_that_sends_nothing_for_too_long_has_ended(agent: Agent, 
     record = await run.ended()
     assert (record.state, record.sources[0].reason) == ("failed", "idle-timeout")
     await eventually(lambda: stream.open_connections == 0)
+
+
+async def test_a_source_that_was_never_reached_ends_with_the_reason(relay: Relay, run: FollowedRun) -> None:
+    await run.put(source("http://127.0.0.1:1/", idle_timeout_s=1.0))
+    record = await run.ended()
+    assert (record.state, record.sources[0].reason) == ("failed", "idle-timeout")
+    assert record.sources[0].detail == "the upstream sent nothing for 1 s (Connection refused)"
 
 
 async def test_comments_are_a_sign_of_life(agent: Agent, relay: Relay, run: FollowedRun) -> None:

@@ -38,6 +38,7 @@ RUN: dict[str, Any] = {
             "live_at": "2026-01-02T03:04:06.000Z",
             "progress_at": None,
             "verdict": "stalled",
+            "failure": None,
             "state": None,
             "reason": None,
             "detail": None,
@@ -204,6 +205,22 @@ async def test_show_stop_and_list() -> None:
     assert [line["state"] for line in lines.lines()] == ["active", "stopped"]
     assert [request.method for request in gateway.requests] == ["GET", "DELETE", "GET", "GET"]
     assert "state=active" in gateway.requests[2].target
+
+
+async def test_a_source_that_cannot_be_reached_is_said_with_the_reason() -> None:
+    """Otherwise the stream is merely quiet, and nobody knows why."""
+    source = {**RUN["sources"][0], "connected": False, "verdict": "unknown", "failure": "Connection refused"}
+    silent = {**RUN, "sources": [source]}
+    until = asyncio.Event()
+    async with PlayedGateway.start(opened(until, end("order-17")), document(silent)) as gateway:
+        following = asyncio.create_task(runs(gateway, "follow", "order-17"))
+        await eventually(lambda: len(gateway.requests) >= 2)
+        until.set()
+        followed = await following
+        shown = await runs(gateway, "show", "order-17")
+    assert followed.code == 0
+    assert "order-17: source planner cannot be read: Connection refused; it is tried again" in followed.err
+    assert "unknown (Connection refused)" in shown.out
 
 
 async def test_wrong_usage_sends_nothing() -> None:

@@ -11,8 +11,20 @@ from support import eventually
 from common.errors import StoreUnavailable
 from common.ids import RunId
 from common.store import keys
-from common.store.eventlog import EventId, EventLog, Fenced, Gap, NewEvent, Position, TailLost, follow
+from common.store.eventlog import (
+    PAGE_BYTES,
+    PAGE_NEXT_ENTRIES,
+    EventId,
+    EventLog,
+    Fenced,
+    Gap,
+    NewEvent,
+    Position,
+    TailLost,
+    follow,
+)
 from common.store.leases import Point, Taken
+from common.store.read_bound import READ_BYTES
 from common.store.redis import Redis, open_redis
 from harness.embedded import EmbeddedValkey
 from harness.faults import TcpProxy
@@ -292,6 +304,75 @@ async def test_a_blocked_reader_learns_of_a_failover_from_the_marker(
     assert ["gap" if isinstance(item, Gap) else item.data for item in page.items] == ["gap", b"coder 3"]
 
 
+# ---- how much at once
+
+
+LARGE = NewEvent("coder", "", "output", "x" * 100_000, TS)
+
+
+async def test_a_page_is_bounded_in_bytes_and_whole_in_the_end(relay_a: Relay, redis_store: Redis, run: RunId) -> None:
+    """A thousand small events are a page or three; of large ones each holds as many as memory can have."""
+    writer = await relay_a.take(7)
+    await writer.append(events(1, 20), progressed=False)
+    for _ in range(5):
+        await writer.append([LARGE] * 50, progressed=False)
+    log = EventLog(redis_store)
+    assert relay_a.taken is not None
+    position = Position.start(relay_a.taken.first_seq)
+    pages = []
+    more = True
+    while more:
+        page = await log.read_after(run, position, count=1000)
+        position, more = page.position, page.more
+        pages.append([len(item.data) for item in page.items if not isinstance(item, Gap)])
+    assert sum(map(len, pages)) == 270
+    # Nobody can know that the small ones are over: one read too many, and no more.
+    assert sum(pages[0]) <= PAGE_BYTES + PAGE_NEXT_ENTRIES * len(LARGE.data)
+    assert max(map(sum, pages[1:])) <= 2 * PAGE_BYTES
+    assert len(pages) <= 10
+
+
+async def test_a_page_counts_events_and_not_the_marks_between(relay_a: Relay, redis_store: Redis, run: RunId) -> None:
+    writer = await relay_a.take(7)
+    assert relay_a.taken is not None
+    position = Position.start(relay_a.taken.first_seq)
+    for number in (1, 2, 3):
+        await writer.append(events(number, number), progressed=False)
+        await relay_a.take(10 * number)
+        writer = await relay_a.take(10 * number + 1)
+    log = EventLog(redis_store)
+    for number in (1, 2, 3):
+        page = await log.read_after(run, position, count=1)
+        position = page.position
+        assert [item.data for item in page.items if not isinstance(item, Gap)] == [b"coder %d" % number]
+
+
+async def test_a_reader_that_stood_still_is_not_brought_everything_at_once(redis_store: Redis) -> None:
+    """Redis bounds a read in entries of each stream; with many streams and large events that is no bound."""
+    relays = [Relay(redis_store, new_run()) for _ in range(10)]
+    writers = [await relay.take(7) for relay in relays]
+    reader = redis_store.reader()
+    places = {keys.events(relay.run): "0" for relay in relays}
+
+    async def read() -> list[int]:
+        sizes = []
+        for name, entries in await reader.read(places):
+            places[name] = entries[-1][0]
+            sizes += [len(fields[b"data"]) for _, fields in entries if b"data" in fields]
+        return sizes
+
+    for _ in range(5):
+        for writer in writers:
+            await writer.append([LARGE], progressed=False)
+        await read()
+    for writer in writers:
+        await writer.append([LARGE] * 100, progressed=False)
+    reads = []
+    while sum(map(len, reads)) < 1000:
+        reads.append(await read())
+    assert max(map(sum, reads)) <= 2 * READ_BYTES
+
+
 # ---- the end
 
 
@@ -314,7 +395,8 @@ async def test_the_last_event_ends_the_run_and_gives_everything_a_time(
     answer = await relay_a.try_take(8)  # whoever comes late makes nothing that stays, either
     assert isinstance(answer, Taken)
     kept = [name async for name in redis_client.scan_iter()]
-    assert {keys.events(run), keys.events_resume(run), keys.liveness(run), keys.progress(run)} <= set(kept)
+    made = (keys.events, keys.events_resume, keys.liveness, keys.source_status, keys.progress)
+    assert {key(run) for key in made} <= set(kept)
     assert [name for name in kept if await redis_client.ttl(name) == -1] == []
 
 
@@ -474,15 +556,11 @@ async def test_a_full_redis_takes_nothing_and_ends_no_lease(valkey: EmbeddedValk
 
 async def test_a_restart_loses_nothing_that_was_answered(valkey: EmbeddedValkey) -> None:
     """Killed and started again: the owner goes on where it was, and no reader is told of a gap."""
-    async with (
-        open_redis(valkey.url) as store,
-        redis.asyncio.Redis.from_url(valkey.url, decode_responses=True) as client,
-    ):
+    async with open_redis(valkey.url) as store:
         relay = Relay(store, new_run())
         writer = await relay.take(7)
         reader = reader_of(store, relay)
         await writer.append(events(1, 3), progressed=False)
-        await client.execute_command("WAITAOF", 1, 0, 5000)
         valkey.kill()
         with pytest.raises(StoreUnavailable):
             await writer.append(events(4, 5), progressed=False)

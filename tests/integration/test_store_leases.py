@@ -209,8 +209,9 @@ async def test_a_refresh_prolongs_the_lease_and_tells_of_life(
     writer = await relay_a.take(7)
     await held.client.pexpire(keys.owner(run), 1500)
     assert (await look(redis_store, [run]))[run].live_age_s is None
-    assert await relay_a.refresh(writer, alive=False) == "kept"
+    assert await relay_a.refresh(writer, alive=False, status=b"none yet") == "kept"
     assert await held.client.exists(keys.liveness(run)) == 0
+    assert (await look(redis_store, [run]))[run].status == b"none yet"
     assert await relay_a.refresh(writer, alive=True, status=b"one") == "kept"
     assert await held.lease_ms() > 1500
     assert 0 < await held.client.ttl(keys.liveness(run)) <= keys.LIVENESS_TTL_S
@@ -251,7 +252,7 @@ async def test_a_frozen_owner_neither_lengthens_nor_removes_its_successors_lease
     await relay_a.release(frozen)
     assert await held.owner() == "relay-b:8"
     assert 0 < await held.lease_ms() <= 1500
-    assert await held.client.exists(keys.liveness(run)) == 0
+    assert await held.client.exists(keys.liveness(run), keys.source_status(run)) == 0
 
 
 async def test_a_newer_epoch_at_the_tail_ends_an_ownership_that_has_the_lease(
@@ -338,7 +339,8 @@ async def test_no_key_of_a_run_stays_for_ever_even_before_its_end(relay_a: Relay
     writer = await relay_a.take(7)
     await writer.append([event(1)], progressed=True)
     assert await relay_a.refresh(writer) == "kept"
-    for name in [keys.owner(run), keys.events(run), keys.events_resume(run), keys.liveness(run), keys.progress(run)]:
+    made = (keys.owner, keys.events, keys.events_resume, keys.liveness, keys.source_status, keys.progress)
+    for name in [key(run) for key in made]:
         assert await held.client.ttl(name) > 0
     for name in (keys.events(run), keys.events_resume(run)):
         await held.client.expire(name, 100)

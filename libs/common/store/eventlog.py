@@ -24,8 +24,13 @@ if TYPE_CHECKING:
 
 Id = TypeVar("Id", bound=Hashable)
 
-# The longest event is 256 KiB: a page of the longest ones is 25 MiB.
-PAGE_EVENTS_MAX = 100
+# Events of a page of history, and about how many bytes: it is in memory a few times over until it is sent, and the
+# longest event is 256 KiB. How large they are is known once some were read: the first read of a page asks for few.
+PAGE_EVENTS_MAX = 400
+PAGE_BYTES = 2 * 1024 * 1024
+PAGE_FIRST_ENTRIES = 20
+# What follows may be larger than all that was read: no read of a page asks for more.
+PAGE_NEXT_ENTRIES = 100
 
 _ID = re.compile(r"(0|[1-9][0-9]{0,18})-(0|[1-9][0-9]{0,18})")
 
@@ -192,7 +197,9 @@ class EventLog:
         self._name = name
 
     async def read_after(self, run: Hashable, position: Position, *, count: int = PAGE_EVENTS_MAX) -> Page:
-        """Read up to `count` entries that follow a position, and say so if it lies beyond the stream.
+        """Read up to `count` events that follow a position, and say so if it lies beyond the stream.
+
+        Fewer do not mean the tail where they are large (`PAGE_BYTES`); `page.more` does.
 
         A blocking read from `page.position.at` goes on where this stopped; only this call notices a stream that fell
         behind the position, so a live reader makes it now and then too. An empty or missing stream is no gap: who ends
@@ -203,18 +210,25 @@ class EventLog:
         """
         name = self._name(run)
         start = "-" if position.at == ZERO else f"({position.at}"
+        asked = min(count, PAGE_FIRST_ENTRIES)
         answers = await self._redis.send_many(
             [
-                ("XRANGE", name, start, "+", "COUNT", count),
+                ("XRANGE", name, start, "+", "COUNT", asked),
                 ("XRANGE", name, "-", "+", "COUNT", 1),
                 ("XREVRANGE", name, "+", "-", "COUNT", 1),
             ]
         )
         found, first, tail = (_entries(answer) for answer in answers)
-        if found:
-            return follow(position, found)._replace(more=len(found) == count)
-        page = beyond(position, first[0], _id(tail[0][0])) if first and tail else None
-        return page or Page([], position)
+        if not found:
+            page = beyond(position, first[0], _id(tail[0][0])) if first and tail else None
+            return page or Page([], position)
+        more = len(found) == asked
+        while more and (asked := _how_many_more(found, count)):
+            (answer,) = await self._redis.send_many([("XRANGE", name, f"({found[-1][0]}", "+", "COUNT", asked)])
+            added = _entries(answer)
+            found += added
+            more = len(added) == asked
+        return follow(position, found)._replace(more=more)
 
     async def tail(self, run: Hashable) -> EventId | None:
         """Id of the last entry; None when the stream is empty. Raises: StoreUnavailable."""
@@ -309,6 +323,16 @@ class Writer:
         self._pending = None
         self.tail = tail
         return tail
+
+
+def _how_many_more(found: Sequence[Entry], count: int) -> int:
+    """How many entries to ask for beside these, so that a page has `count` events or `PAGE_BYTES`; 0: it is full."""
+    events = sum(b"marker" not in fields for _, fields in found)
+    size = sum(sum(map(len, fields.values())) for _, fields in found)
+    if events >= count or size >= PAGE_BYTES:
+        return 0
+    fitting = (PAGE_BYTES - size) * len(found) // max(size, 1)
+    return max(1, min(count - events, fitting, PAGE_NEXT_ENTRIES))
 
 
 def _id(text: str) -> EventId:

@@ -155,8 +155,13 @@ def events_resume(run: RunId) -> str:
 
 
 def liveness(run: RunId) -> str:
-    """String: what the owner says of its sources; lives `LIVENESS_TTL_S` after the last frame of any of them."""
+    """String `1`: lives `LIVENESS_TTL_S` after the last frame of any source."""
     return f"liveness_heartbeat:{run}"
+
+
+def source_status(run: RunId) -> str:
+    """String: what the owner says of its sources, heard of or not; lives `LIVENESS_TTL_S` after the last refresh."""
+    return f"source_status:{run}"
 
 
 def progress(run: RunId) -> str:

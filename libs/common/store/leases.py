@@ -1,6 +1,6 @@
 """Leases: one owner per run, for a limited time; and which relays live.
 
-Owns:     `stream_owner:{run}`, `liveness_heartbeat:{run}`, `relay:members` (names in `keys`).
+Owns:     `stream_owner:{run}`, `liveness_heartbeat:{run}`, `source_status:{run}`, `relay:members` (names in `keys`).
 Promises: a run is taken only while nobody else holds it, and whoever held it is fenced in the same script; a lease is
           refreshed, put back or released only by its owner. Epochs come from Postgres (`runs.mint_epochs`).
 Used by:  the relay (take, refresh, release, join, leave), the gateway (look).
@@ -61,12 +61,18 @@ class Refused(NamedTuple):
 
 
 class SourceStatus(msgspec.Struct, frozen=True):
-    """What an owner says of one source. Times: milliseconds since the Unix epoch, by the relay's clock."""
+    """What an owner says of one source. Times: milliseconds since the Unix epoch, by the relay's clock.
+
+    Attributes:
+        live_ms, progress_ms: None when there was none that is remembered.
+        failure: why the last attempt brought nothing, in words; empty once a connection has brought something.
+    """
 
     connected: bool
-    live_ms: int
-    progress_ms: int
+    live_ms: int | None
+    progress_ms: int | None
     verdict: Literal["active", "stalled", "orphaned", "ended"]
+    failure: str = ""
 
 
 class Held(NamedTuple):
@@ -142,7 +148,13 @@ class Leases:
         calls = [
             Call(
                 script("refresh_lease"),
-                [keys.owner(h.run), keys.events(h.run), keys.events_resume(h.run), keys.liveness(h.run)],
+                [
+                    keys.owner(h.run),
+                    keys.events(h.run),
+                    keys.events_resume(h.run),
+                    keys.liveness(h.run),
+                    keys.source_status(h.run),
+                ],
                 [
                     self._lease(h.epoch),
                     h.epoch,
@@ -203,7 +215,7 @@ async def look(redis: Redis, runs: Sequence[RunId]) -> dict[RunId, Look]:
     commands: list[tuple[Any, ...]] = []
     for run in runs:
         live, progress = keys.liveness(run), keys.progress(run)
-        commands += [("GET", keys.owner(run)), ("GET", live), ("PTTL", live), ("PTTL", progress)]
+        commands += [("GET", keys.owner(run)), ("GET", keys.source_status(run)), ("PTTL", live), ("PTTL", progress)]
     answers = await redis.send_many(commands) if commands else []
     for answer in answers:
         if isinstance(answer, Exception):

@@ -1,5 +1,7 @@
 """`towline runs`: have a run followed, watch its events live, see how it is, stop it."""
 
+import asyncio
+import time
 from typing import Annotated
 
 import typer
@@ -9,11 +11,15 @@ from towline.cli.connection import DEFAULT_URL, LimitOption, UrlOption, call, co
 from towline.cli.events import STATE_STYLES, JsonLines, Lines, Writer
 from towline.cli.sources import parse_sources
 from towline.cli.terminal import Exit, JsonFlag, examples, note, write_fields, write_json, write_table
-from towline.client import Break, Client, End, RunEvent
+from towline.client import ApiProblem, Break, Client, End, GatewayUnreachable, RunEvent
 from towline.wire.events import PROGRESS_TYPES, TERMINAL_TYPES
 from towline.wire.runs import Run, RunSource, RunState
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, help="Follow runs and watch their events.")
+
+# A stream that is quiet for so long may be so because a source cannot be reached: then look, ever less often.
+QUIET_S = 3.0
+QUIET_MAX_S = 30.0
 
 RunArgument = Annotated[str, typer.Argument(help="The run's id, as your product knows it.")]
 
@@ -41,15 +47,17 @@ def follow(
     event `{run, id, source, uid, ts, type, data}`, or `{gap: ...}` where events are missing, or `{end: ...}`.
     """
     writer: Writer = JsonLines() if as_json else Lines(with_run=len(runs) > 1)
+    heard_at = time.monotonic()
     last_id = last_event_id
     states: dict[str, str] = {}
 
     async def write_events(client: Client) -> None:
-        nonlocal last_id
+        nonlocal last_id, heard_at
         wanted = runs[0] if len(runs) == 1 else runs
         async for item in client.events(
             wanted, last_event_id=last_event_id, from_="live" if from_live else "start", on_break=_say_break
         ):
+            heard_at = time.monotonic()
             writer.write(item)
             if isinstance(item, RunEvent):
                 last_id = item.id
@@ -60,8 +68,34 @@ def follow(
             if run not in states:
                 states[run] = (await client.read_run(run)).state
 
+    async def say_failures(client: Client) -> None:
+        said: dict[tuple[str, str], str] = {}
+        pause_s = QUIET_S
+        while True:
+            await asyncio.sleep(pause_s)
+            if time.monotonic() - heard_at < QUIET_S:
+                pause_s = QUIET_S
+                continue
+            pause_s = min(2 * pause_s, QUIET_MAX_S)
+            for run in runs:
+                try:
+                    sources = (await client.read_run(run)).sources
+                except (ApiProblem, GatewayUnreachable):
+                    break  # what is wrong there, the stream says
+                for source in sources:
+                    if source.failure and said.get((run, source.source)) != source.failure:
+                        said[run, source.source] = source.failure
+                        note(f"{run}: source {source.source} cannot be read: {source.failure}; it is tried again")
+
+    async def follow_all(client: Client) -> None:
+        watching = asyncio.create_task(say_failures(client))
+        try:
+            await write_events(client)
+        finally:
+            watching.cancel()
+
     try:
-        call(url, write_events, doing=None)
+        call(url, follow_all, doing=None)
     except KeyboardInterrupt:
         if last_id is not None:
             note(f"to go on from here: --last-event-id {last_id}")
@@ -194,11 +228,11 @@ def write_run(run: Run) -> None:
 
 def _source_row(source: RunSource) -> tuple[str | Text, ...]:
     state = source.state or source.verdict
-    ended = ": ".join(part for part in (source.reason, source.detail) if part)
+    why = source.failure or ": ".join(part for part in (source.reason, source.detail) if part)
     connected = {True: "yes", False: "no", None: ""}[source.connected]
     return (
         source.source,
-        Text.assemble(_state(state), f" ({ended})" if ended else ""),
+        Text.assemble(_state(state), f" ({why})" if why else ""),
         connected,
         source.live_at or "",
         source.progress_at or "",

@@ -80,7 +80,8 @@ class RunSource(msgspec.Struct, frozen=True):
         live_at: the last frame of any kind, pings included.
         progress_at: the last event of one of the run's progress types.
         verdict: `active`: real work comes; `stalled`: only signs of life come; `orphaned`: not even these;
-            `ended`: see `state`; `unknown`: Redis does not answer.
+            `ended`: see `state`; `unknown`: nothing was heard of it yet, or Redis does not answer.
+        failure: why the last attempt to read it brought nothing, in words; null once one has. It is tried again.
         state: how it ended (`completed` or `failed`); null before.
         reason: slug of why it ended, and `detail` in words; null before.
     """
@@ -93,6 +94,7 @@ class RunSource(msgspec.Struct, frozen=True):
     live_at: Timestamp | None
     progress_at: Timestamp | None
     verdict: Verdict
+    failure: str | None
     state: Literal["completed", "failed", "stopped", "expired"] | None
     reason: str | None
     detail: str | None

@@ -9,9 +9,9 @@ import structlog
 from msgspec import UNSET
 
 from common.errors import StoreUnavailable
-from common.ids import JobId, WorkerId, is_uuid
+from common.ids import JobId, is_uuid
 from common.store import keys
-from common.store.control import tell_worker
+from common.store.cancels import Cancels
 from common.store.jobs import Jobs, Seen
 from common.store.presence import state_of
 from common.store.redis import Redis
@@ -42,6 +42,7 @@ class JobRoutes:
         redis: Redis,
         jobs: Jobs,
         requests: Requests,
+        cancels: Cancels,
         tokens: Tokens,
         waiters: Waiters,
         timing: keys.Timing,
@@ -52,6 +53,7 @@ class JobRoutes:
         self._redis = redis
         self._jobs = jobs
         self._requests = requests
+        self._cancels = cancels
         self._tokens = tokens
         self._waiters = waiters
         self._timing = timing
@@ -150,7 +152,7 @@ class JobRoutes:
     async def _join(self, record: Record) -> Record:
         """Register for the reply, then read the record (rule 15)."""
         try:
-            await self._jobs.wait_for(record.job, self._waiters.gateway)
+            await self._jobs.wait_for([record.job], self._waiters.gateway)
         except StoreUnavailable as error:
             logger.warning("waiter_unregistered", job=record.job, problem=str(error))  # the rereads will find it
         return await self._read_again(record)
@@ -217,31 +219,14 @@ class JobRoutes:
         """`DELETE /v1/jobs/{job}`."""
         record = await self._reachable(request)
         if not record.terminal:
-            cancelled = await self._requests.cancel(record.job, record.user)
+            cancelled = await self._cancels.end_queued(record)
             if cancelled is not None:
-                await self._settle_cancelled(cancelled)
+                self._metrics.jobs_total["cancelled"].inc()
                 return _answer(cancelled)
             record = await self._read_again(record)
         if not record.terminal:
-            await self._tell_cancel(record)
+            await self._cancels.tell_machine(record)
         return _answer(record)
-
-    async def _settle_cancelled(self, record: Record) -> None:
-        self._metrics.jobs_total["cancelled"].inc()
-        logger.info("job_cancelled", user=record.user, job=record.job)
-        try:
-            await self._jobs.settle(record)
-            if record.hinted:  # its first delivery needs no mark: the frame may be out
-                await self._tell_cancel(record)
-        except StoreUnavailable as error:
-            # It has ended, durably: whoever claims its entry finds that out and settles it.
-            logger.warning("job_unsettled", job=record.job, problem=str(error))
-
-    async def _tell_cancel(self, record: Record) -> None:
-        seen = await self._jobs.ask(record.user, "")
-        if worker := seen.presence.get("worker"):
-            note = {"note": "cancel", "user": record.user, "job": record.job}
-            await tell_worker(self._redis, WorkerId(worker), note)
 
     async def _reachable(self, request: Request) -> Record:
         key = await self._auth.require(request, "jobs")

@@ -56,7 +56,7 @@ class TurnRoutes:
         if not turn.terminal:
             turn = await self._turns.cancel(turn.turn) or turn
             logger.info("turn_cancel_requested", turn=turn.turn, state=turn.state)
-            if turn.state == "cancelled":
+            if turn.ended_here:
                 self._metrics.turns_total["cancelled"].inc()
                 self._announcements.turn_ended(turn)
         return _answer(turn)

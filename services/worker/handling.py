@@ -278,6 +278,7 @@ class Handling:
     def _count(self, turn: Turn) -> None:
         assert turn.ended_ms is not None
         seconds = (turn.ended_ms - turn.created_ms) / 1000
-        self._metrics.turns_total[turn.state].inc()
-        self._metrics.turn_seconds.observe(seconds)
+        if turn.ended_here:  # and not by whoever took it for lost
+            self._metrics.turns_total[turn.state].inc()
+            self._metrics.turn_seconds.observe(seconds)
         logger.info("turn_ended", turn=turn.turn, state=turn.state, code=turn.error_code, took_s=round(seconds, 3))

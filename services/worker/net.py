@@ -63,6 +63,8 @@ class TurnNet:
         """End what is stranded, announce what nobody has announced. Raises: StoreUnavailable."""
         stranded = await self._turns.end_stranded(limit=PAGE)
         for turn in stranded:
+            if not turn.ended_here:
+                continue  # by the net of another worker, at the same moment
             self._metrics.turns_total[turn.state].inc()
             logger.warning("turn_stranded", turn=turn.turn, state=turn.state, code=turn.error_code)
         await self._announce(stranded)

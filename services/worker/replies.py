@@ -44,6 +44,7 @@ class Replies:
                 notes = await self._inbox.read()
             except StoreUnavailable as error:
                 logger.warning("replies_unread", problem=str(error))
+                self._waiters.renew()
                 await asyncio.sleep(backoff.next_s())
                 continue
             backoff.reset()

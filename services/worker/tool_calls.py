@@ -12,14 +12,14 @@ from typing import NamedTuple
 import structlog
 
 from common.errors import StoreUnavailable
-from common.ids import JobId, UserId, WorkerId, new_id
+from common.ids import JobId, TurnId, UserId, new_id
 from common.store import keys
-from common.store.control import tell_worker
+from common.store.cancels import Cancels
 from common.store.jobs import Jobs, Seen
 from common.store.presence import State, state_of
 from common.store.redis import Redis
 from common.store.replies import Cut, Ended, Waiters
-from common.store.requests import NewJob, Record, Requests, error_outcome, fingerprint
+from common.store.requests import Accepted, NewJob, Record, Requests, error_outcome, fingerprint
 from common.store.turns import Turn
 from towline.wire import json
 from worker.agents import AgentFailed
@@ -112,6 +112,7 @@ class ToolCalls:
         redis: Redis,
         jobs: Jobs,
         requests: Requests,
+        cancels: Cancels,
         waiters: Waiters,
         timing: keys.Timing,
         metrics: WorkerMetrics,
@@ -119,9 +120,11 @@ class ToolCalls:
         self._redis = redis
         self._jobs = jobs
         self._requests = requests
+        self._cancels = cancels
         self._waiters = waiters
         self._timing = timing
         self._metrics = metrics
+        self._accepting: dict[asyncio.Task[Accepted], TurnId] = {}
 
     async def run(self, turn: Turn, user: UserId, step: str, name: str, args: bytes, *, time_s: float) -> Outcome:
         """Have a tool run on the user's machine, or find out what became of that; returns its final outcome.
@@ -149,11 +152,18 @@ class ToolCalls:
                 return refusal
             await asyncio.sleep(ASK_AGAIN_S)
         asked = new._replace(hinted=seen.hint == "h")
-        accepted = await insist("accept", lambda: self._requests.accept(asked))
+        accepted = await self._accept(turn, asked)
         record = _matching(accepted.record, new)
         if accepted.inserted:
             logger.info("tool_called", turn=turn.turn, step=step, user=user, job=record.job, tool=name)
         return await self._outcome(record, is_new=accepted.inserted)
+
+    async def _accept(self, turn: Turn, asked: NewJob) -> Accepted:
+        """Have a job accepted. What was sent to Postgres is not taken back by leaving here: `cancel` waits for it."""
+        accepting = asyncio.create_task(insist("accept", lambda: self._requests.accept(asked)), name="accept")
+        self._accepting[accepting] = turn.turn
+        accepting.add_done_callback(self._accepting.pop)
+        return await asyncio.shield(accepting)
 
     async def find(self, turn: Turn, user: UserId, step: str, name: str, args: bytes) -> Outcome | None:
         """The final outcome of a call that an earlier attempt has made; None: there was none. Raises: AgentFailed."""
@@ -196,7 +206,7 @@ class ToolCalls:
 
     async def _join(self, record: Record) -> Record:
         try:
-            await self._jobs.wait_for(record.job, self._waiters.gateway)
+            await self._jobs.wait_for([record.job], self._waiters.gateway)
         except StoreUnavailable as error:
             logger.warning("waiter_unregistered", job=record.job, problem=str(error))  # the rereads will find it
         records = await insist("read", lambda: self._requests.read([record.job]))
@@ -205,10 +215,13 @@ class ToolCalls:
     async def cancel(self, turn: Turn) -> None:
         """Cancel what the turn has open on its user's machine: an earlier attempt may have begun it.
 
-        A store that does not answer is not waited for: those jobs end at their deadlines.
+        A job that is being accepted is waited for, or it would be there unseen, and run. Else a store that does not
+        answer is not: those jobs end at their deadlines.
         """
         if turn.user is None:
             return
+        if late := {task for task, of in self._accepting.items() if of == turn.turn}:
+            await asyncio.wait(late)
         try:
             for state in ("queued", "processing"):
                 records = await self._requests.list_of_user(
@@ -216,30 +229,16 @@ class ToolCalls:
                 )
                 for record in records:
                     if not await self._cancel_queued(record):
-                        await self._tell_cancel(record)
+                        await self._cancels.tell_machine(record)
         except StoreUnavailable as error:
             logger.warning("tool_left_running", turn=turn.turn, problem=str(error))
 
     async def _cancel_queued(self, record: Record) -> bool:
         """End a job that was not begun; False: it was."""
-        cancelled = await insist("cancel", lambda: self._requests.cancel(record.job, record.user))
-        if cancelled is None:
-            return False
-        self._metrics.jobs_total["cancelled"].inc()
-        logger.info("job_cancelled", user=record.user, job=record.job)
-        try:
-            await self._jobs.settle(cancelled)
-            if record.hinted:  # its first delivery needs no mark: the frame may be out
-                await self._tell_cancel(record)
-        except StoreUnavailable as error:
-            logger.warning("job_unsettled", job=record.job, problem=str(error))  # whoever claims its entry settles it
-        return True
-
-    async def _tell_cancel(self, record: Record) -> None:
-        seen = await self._jobs.ask(record.user, "")
-        if worker := seen.presence.get("worker"):
-            note = {"note": "cancel", "user": record.user, "job": record.job}
-            await tell_worker(self._redis, WorkerId(worker), note)
+        cancelled = await insist("cancel", lambda: self._cancels.end_queued(record))
+        if cancelled is not None:
+            self._metrics.jobs_total["cancelled"].inc()
+        return cancelled is not None
 
 
 def _scope(turn: Turn) -> str:

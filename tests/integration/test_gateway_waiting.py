@@ -242,6 +242,28 @@ async def test_waiters_survive_a_loss_of_redis(door: Door, loss: str) -> None:
         await proxy.stop()
 
 
+async def test_waiters_are_registered_again_when_redis_is_back(door: Door) -> None:
+    """A replica that took over may never have heard of them: they are told at once all the same, not by the next
+    reading of their records."""
+    proxy = TcpProxy(door.redis_url)
+    gateway = await door.add_gateway({"REDIS_URL": await proxy.start()})
+    try:
+        async with door.client(gateway) as client, door.machine("forgotten") as machine:
+            call = waiting(client, "forgotten")
+            job = await outstanding(machine)
+            await door.commands.delete(keys.waiters(job))
+            proxy.cut()
+            await eventually(lambda: door.commands.exists(keys.waiters(job)), within_s=REREAD_EVERY_S)
+            began = time.monotonic()
+            await machine.finish(job, {"result": 1})
+            assert (await call).status_code == 200
+            assert time.monotonic() - began < AT_ONCE_S
+    finally:
+        await gateway.stop()
+        door.stack.gateways.remove(gateway)
+        await proxy.stop()
+
+
 async def _replies_streams(door: Door) -> set[bytes]:
     return set(await door.commands.keys(f"{keys.REPLIES_PREFIX}*"))
 

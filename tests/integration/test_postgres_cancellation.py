@@ -6,10 +6,12 @@ import random
 import psycopg
 from support import eventually
 
-from common.store.postgres import CONNECTIONS_MAX, open_postgres
+from common.errors import StoreUnavailable
+from common.store.postgres import CONNECTIONS_MAX, POOL_TIMEOUT_S, Postgres, open_postgres
 
 STEPS_MAX = 60
 CANCELS = 400
+TIMEOUTS = 1500
 
 
 async def test_a_cancellation_is_never_lost_while_connections_are_waited_for(postgres_url: str) -> None:
@@ -57,12 +59,44 @@ async def test_callers_that_leave_take_no_connection_with_them(postgres_url: str
         for task in tasks:
             task.cancel()
         await asyncio.wait(tasks)
-        # All of its connections can be used at once still: so many statements wait for the lock.
-        await other.execute("lock table schema_migrations")
-        asking = [asyncio.create_task(postgres.fetch("schema_version")) for _ in range(CONNECTIONS_MAX)]
-        await eventually(lambda: _all_wait(other))
-        await other.rollback()
-        await asyncio.gather(*asking)
+        await _use_all(postgres, other)
+
+
+async def test_callers_whose_time_is_over_take_no_connection_with_them(postgres_url: str) -> None:
+    """A connection comes at the moment at which its caller has waited for long enough: somebody else has it then."""
+    answers = {"given": 0, "refused": 0}
+
+    async def ask_for_ever() -> None:
+        while True:
+            try:
+                await postgres.fetch("schema_version")
+                answers["given"] += 1
+            except StoreUnavailable:
+                answers["refused"] += 1
+
+    chance = random.Random(1)
+    async with (
+        open_postgres(postgres_url) as postgres,
+        await psycopg.AsyncConnection.connect(postgres_url) as other,
+    ):
+        tasks = [asyncio.create_task(ask_for_ever()) for _ in range(6 * CONNECTIONS_MAX)]
+        while answers["given"] < TIMEOUTS or answers["refused"] < TIMEOUTS:
+            postgres._pool.timeout = chance.uniform(0.002, 0.06)
+            await asyncio.sleep(0.05)
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+        postgres._pool.timeout = POOL_TIMEOUT_S
+        await _use_all(postgres, other)
+
+
+async def _use_all(postgres: Postgres, other: psycopg.AsyncConnection) -> None:
+    """See that all connections can be used at once still: so many statements wait for a lock."""
+    await other.execute("lock table schema_migrations")
+    asking = [asyncio.create_task(postgres.fetch("schema_version")) for _ in range(CONNECTIONS_MAX)]
+    await eventually(lambda: _all_wait(other))
+    await other.rollback()
+    await asyncio.gather(*asking)
 
 
 async def _all_wait(holder: psycopg.AsyncConnection) -> bool:

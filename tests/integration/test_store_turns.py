@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 
 import psycopg
 import pytest
+from msgspec.structs import replace
 from support import eventually
 from turn_stores import USED, Stores, Worker
 
@@ -56,7 +57,7 @@ async def test_a_turn_is_claimed_begun_ended_and_completed(stores: Stores, worke
     assert (await stores.claims.begin(claim)).is_first  # the answer to the first call was lost
     ended = await stores.turns.end(claim, completed("answer"), [USED])
     assert (ended.state, ended.reply_text, ended.reply_position, ended.error_code) == ("completed", "answer", 2, None)
-    assert ended == await stores.record(turn)
+    assert replace(ended, ended_here=False) == await stores.record(turn)
     assert await stores.tasks(turn) == ["running"]  # not completed before it is published
     await stores.claims.complete(claim)
     assert await stores.tasks(turn) == ["completed"]
@@ -215,6 +216,7 @@ async def test_a_failed_attempt_is_followed_by_another_after_a_pause(
     assert ended is not None
     assert (ended.state, ended.error_code) == ("cancelled", "cancelled")
     assert await stores.tasks(turn) == ["cancelled"]
+    assert await usage_of(stores, turn) == [("reply", None, 0)]  # begun twice; what that has used, nobody knows
 
 
 async def test_a_released_turn_goes_on_elsewhere_at_once(stores: Stores, worker: Worker, turn: Turn) -> None:
@@ -242,7 +244,7 @@ async def test_a_turn_ends_once_whoever_says_so(stores: Stores, worker: Worker, 
         *(stores.turns.end(claim, end, [USED]) for end in ends * 3), stores.turns.cancel(turn.turn)
     )
     record = await stores.record(turn)
-    assert [answer for answer in answers[:-1] if answer != record] == []
+    assert [answer for answer in answers[:-1] if replace(answer, ended_here=False) != record] == []
     assert len(await stores.entries(turn.thread)) == 1 + (record.state == "completed")
     assert await usage_of(stores, turn) == [("reply", "model-1", 10)]
 
@@ -255,7 +257,7 @@ async def test_a_redelivery_that_finds_the_terminal_only_publishes(stores: Store
     await stores.lapse(claim)
     again = await other.claim_turn(turn)
     begun = await stores.claims.begin(again)
-    assert (begun.verdict, begun.turn) == ("ended", ended)
+    assert (begun.verdict, begun.turn) == ("ended", replace(ended, ended_here=False))
     await stores.claims.complete(again)
     assert await stores.tasks(turn) == ["completed"]
     assert len(await stores.entries(turn.thread)) == 2
@@ -336,6 +338,20 @@ async def test_a_queued_turn_is_cancelled_at_once(stores: Stores, worker: Worker
     assert await usage_of(stores, first) == []
 
 
+async def test_one_of_all_who_end_a_turn_counts_it(stores: Stores) -> None:
+    """Callers that cancel at the same moment, on several gateways; or its worker, and who cancels it just then."""
+    queued = await stores.post((await stores.new_thread()).thread)
+    cancels = await asyncio.gather(*(stores.turns.cancel(queued.turn) for _ in range(5)))
+    assert sum(turn is not None and turn.ended_here for turn in cancels) == 1
+    running = await stores.post((await stores.new_thread()).thread)
+    claim = await Worker(stores).begin(running)
+    ended = await stores.turns.end(claim, cancelled(), [])
+    again = await stores.turns.cancel(running.turn)
+    assert again is not None
+    assert (ended.ended_here, again.ended_here, again.state) == (True, False, "cancelled")
+    assert (await stores.turns.end(claim, cancelled(), [])).ended_here  # its answer was lost
+
+
 async def test_a_running_turn_is_cancelled_by_its_worker_which_is_told(
     stores: Stores, worker: Worker, turn: Turn
 ) -> None:
@@ -390,6 +406,8 @@ async def test_a_turn_whose_task_ended_without_a_terminal_is_ended_by_the_net(st
         await stores.ask(statement, claim.task)
         ended = await asyncio.gather(*(stores.turns.end_stranded() for _ in range(3)))
         assert {t.error_code for found in ended for t in found if t.turn == turn.turn} == {code}
+        assert sum(t.ended_here for found in ended for t in found if t.turn == turn.turn) == 1
+        assert await usage_of(stores, turn) == [("reply", None, 0)]
         record = await stores.record(turn)
         assert (record.state, record.error_code) == ("failed", code)
         assert await stores.tasks(waiting) == ["pending"]
@@ -490,7 +508,7 @@ async def test_ended_tasks_are_forgotten_in_bounds(stores: Stores, turn: Turn) -
         pass
     assert await stores.ask("select 1 from absurd.c_turns where task_id = %s", claim.task) == []
     assert await stores.claims.keep([open_claim]) == {open_claim.run: False}
-    assert await stores.record(turn) == ended
+    assert await stores.record(turn) == replace(ended, ended_here=False)
     assert turn.turn not in {t.turn for t in await stores.turns.end_stranded()}
 
 

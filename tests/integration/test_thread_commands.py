@@ -1,4 +1,4 @@
-"""`towline agents`, `threads`, `entries` and `usage` as processes: what is seen, what is sent, the exit codes."""
+"""`towline agents`, `threads`, `entries`, `turns`, `usage` as processes: what is seen and sent, the exit codes."""
 
 import asyncio
 import json
@@ -288,6 +288,23 @@ async def test_entries_read_gives_up_when_it_is_told_to() -> None:
     assert (ended.code, ended.document()["turns"][0]["state"]) == (5, "running")
     assert all("prefer" not in request.headers for request in gateway.to(TURNS))
     assert (of_another.code, of_another.out) == (2, "")
+
+
+async def test_turns_are_shown_and_cancelled() -> None:
+    """Read at once or at their end; a cancellation says how the turn stands."""
+    stop = f"DELETE /v1/turns/{TURN}"
+    async with PlayedThreads.start(
+        route(TURNS, document(turn()), document(turn()), document(turn("failed"))),
+        route(stop, document(turn("cancelled"))),
+    ) as gateway:
+        running = await run(gateway, "turns", "show", TURN)
+        failed = await run(gateway, "turns", "show", TURN, "--wait", "30", "--json")
+        cancelled = await run(gateway, "turns", "cancel", TURN)
+    assert [running.code, failed.code, cancelled.code] == [0, 1, 0]
+    assert "running" in running.out
+    assert failed.document()["outcome"]["error"]["code"] == "model-unknown"
+    assert "the turn was cancelled" in cancelled.out
+    assert len(gateway.to(stop)) == 1
 
 
 async def test_a_thread_without_entries_has_nothing_to_wait_for() -> None:

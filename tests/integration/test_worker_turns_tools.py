@@ -1,7 +1,10 @@
 """Tool calls of turns: jobs on the user's machine, once each, whose outcomes the model is told in plain words."""
 
+import asyncio
+import contextlib
 from collections.abc import AsyncIterator
 
+import psycopg
 import pytest
 from bridge import WRITE
 from job_stores import new_user
@@ -129,7 +132,7 @@ async def test_an_agent_calls_only_the_tools_it_may(world: TurnWorld, model: Mod
 
 async def test_a_machine_that_is_not_there_is_told(world: TurnWorld, model: Model, user: UserId) -> None:
     """It was here once, so its tools are known; now it is not."""
-    worker = await world.worker(roles="bridge,turns", heartbeat_s=0.2)
+    worker = await world.worker(roles="bridge,turns", heartbeat_s=1)
     machine = await world.machine(user, worker, tools=[LOOK])
     await machine.goodbye()
     turn = await ask(world, model, user, "tools-1", "look {}")
@@ -142,7 +145,7 @@ async def test_a_machine_that_is_not_there_is_told(world: TurnWorld, model: Mode
 
 async def test_a_machine_that_goes_before_it_begins_is_told(world: TurnWorld, model: Model, user: UserId) -> None:
     """The call is taken back for good: the record says so, and a machine that comes later does not run it."""
-    worker = await world.worker(roles="bridge,turns", heartbeat_s=0.2)
+    worker = await world.worker(roles="bridge,turns", heartbeat_s=1)
     machine = await world.machine(user, worker, tools=[WRITE, LOOK])
     # A job of somebody else keeps the machine busy, so the turn's stays queued.
     busy = await ask(world, model, user, "tools-1", "fill_form {}")
@@ -165,8 +168,8 @@ async def test_an_outcome_that_nobody_knows_is_told(
     world: TurnWorld, model: Model, user: UserId, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The machine goes while the tool runs, and does not come back before the call's deadline."""
-    monkeypatch.setattr(tool_calls, "DEADLINE_S", 2.0)
-    worker = await world.worker(roles="bridge,turns", heartbeat_s=0.2)
+    monkeypatch.setattr(tool_calls, "DEADLINE_S", 5.0)
+    worker = await world.worker(roles="bridge,turns", heartbeat_s=1)
     machine = await world.machine(user, worker, tools=[WRITE])
     turn = await ask(world, model, user, "tools-1", "fill_form {}")
     await machine.next(frames.Job)
@@ -221,6 +224,35 @@ async def test_a_cancelled_turn_takes_back_a_tool_that_waits(world: TurnWorld, m
     assert len(machine.jobs()) == 1
 
 
+async def test_a_turn_that_is_cancelled_while_its_tool_is_accepted_runs_none(
+    world: TurnWorld, model: Model, user: UserId, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was sent to Postgres is not taken back by leaving: the job would be there after everybody had looked."""
+    is_cancelling, has_looked = asyncio.Event(), asyncio.Event()
+    look = tool_calls.ToolCalls.cancel
+
+    async def cancel(calls: tool_calls.ToolCalls, turn: Turn) -> None:
+        is_cancelling.set()
+        await look(calls, turn)
+        has_looked.set()
+
+    monkeypatch.setattr(tool_calls.ToolCalls, "cancel", cancel)
+    worker = await world.worker(roles="bridge,turns")
+    machine = await world.machine(user, worker, tools=[WRITE])
+    async with await psycopg.AsyncConnection.connect(world.stores.postgres.url) as other:
+        await other.execute("lock table requests in exclusive mode")
+        turn = await ask(world, model, user, "tools-1", "fill_form {}")
+        await eventually(lambda: _waits_for_a_lock(world, "insert into requests"))
+        await world.stores.turns.cancel(turn.turn)
+        await is_cancelling.wait()
+        with contextlib.suppress(TimeoutError):  # it looks after the job is there, or it has looked in vain
+            async with asyncio.timeout(1):
+                await has_looked.wait()
+    assert (await world.ended(turn)).state == "cancelled"
+    await eventually(lambda: _states(world, turn, ["cancelled"]))
+    assert machine.jobs() == []
+
+
 async def test_a_tool_of_a_dead_worker_runs_once(world: TurnWorld, model: Model, user: UserId) -> None:
     """Its turn goes on elsewhere and joins the job that is under way; the model is not asked again (DUR-03)."""
     bridge = await world.worker(roles="bridge")
@@ -250,9 +282,9 @@ async def test_a_result_that_came_while_nobody_ran_the_turn_is_used(
     world: TurnWorld, model: Model, user: UserId
 ) -> None:
     """Killed after the tool's effect, before its checkpoint: the record has the outcome, also with the machine gone."""
-    bridge = await world.worker(roles="bridge", heartbeat_s=0.2)
+    bridge = await world.worker(roles="bridge", heartbeat_s=1)
     machine = await world.machine(user, bridge, tools=[WRITE])
-    doomed = await world.worker(heartbeat_s=0.2)
+    doomed = await world.worker(heartbeat_s=1)
     turn = await ask(world, model, user, "tools-1", "fill_form {}")
     job = await machine.next(frames.Job)
     await doomed.cut()
@@ -260,7 +292,7 @@ async def test_a_result_that_came_while_nobody_ran_the_turn_is_used(
     await eventually(lambda: _states(world, turn, ["completed"]))
     await machine.goodbye()
     await world.lapse(turn)
-    await world.worker(heartbeat_s=0.2)
+    await world.worker(heartbeat_s=1)
     ended = await world.ended(turn)
     assert (ended.reply_text, machine.jobs()) == ('I was told: "done"', [job.job])
 
@@ -310,6 +342,12 @@ async def test_another_call_under_a_step_that_is_taken_fails_the_turn(
     assert (ended.state, ended.error_code, ended.attempts) == ("failed", "step-mismatch", 1)
     assert len(await world.calls(turn)) == 1
     assert set(machine.jobs()) <= {record.job for record in await world.calls(turn)}
+
+
+async def _waits_for_a_lock(world: TurnWorld, statement: str) -> bool:
+    query = "select count(*) from pg_stat_activity where wait_event_type = 'Lock' and query like %s"
+    ((count,),) = await world.stores.ask(query, f"%{statement}%")
+    return bool(count)
 
 
 async def _states(world: TurnWorld, turn: Turn, states: list[str]) -> bool:

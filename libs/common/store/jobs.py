@@ -117,10 +117,16 @@ class Jobs:
                 raise answer
         return sum(answer == b"added" for answer in answers)
 
-    async def wait_for(self, job: JobId, gateway: GatewayId) -> None:
-        """Register a gateway that joins a running job; it reads the record afterwards (rule 15)."""
-        name = keys.waiters(job)
-        await self._redis.send_many([("SADD", name, gateway), ("EXPIRE", name, keys.WAITERS_TTL_S)])
+    async def wait_for(self, jobs: Sequence[JobId], gateway: GatewayId) -> None:
+        """Register a gateway that joins running jobs; it reads their records afterwards (rule 15).
+
+        Raises: StoreUnavailable (it may be registered; the rereads find what it is not told).
+        """
+        names = [keys.waiters(job) for job in jobs]
+        commands = [part for name in names for part in (("SADD", name, gateway), ("EXPIRE", name, keys.WAITERS_TTL_S))]
+        for answer in await self._redis.send_many(commands) if commands else []:
+            if isinstance(answer, Exception):
+                raise answer
 
     async def settle(self, record: Record | Ended) -> None:
         """Publish a terminal record and remove all of the job's entries; idempotent, anyone may.

@@ -2,15 +2,17 @@
 
 Owns:     three loops, however many callers wait.
 Promises: a waiter is told of the terminal record, of its machine's lapse, or that this process leaves, whichever is
-          first. A lost reply costs seconds, not the answer: the records of all waiters are read again and again.
+          first. A lost reply costs seconds, not the answer: the records of all waiters are read again and again. Where
+          Redis was away all are registered anew at once: a replica that took over may never have heard of them.
 Used by:  the gateway (callers of jobs, probes; its `fanout` reads the replies and hands them over by `take`), the
-          worker (tool calls of turns; its `replies` reads them).
+          worker (tool calls of turns; its `replies` reads them). Both call `renew` when that read breaks.
 
 Register first, read the record second (rule 15). A waiter's future ends with a value of `Told`; whoever waited then
 reads the record once more before it says that there is no outcome yet.
 """
 
 import asyncio
+import contextlib
 import enum
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 
@@ -30,6 +32,8 @@ logger = structlog.get_logger(__name__)
 
 # A reply that was lost with Redis is made good within this time; each pass is one statement.
 REREAD_EVERY_S = 5.0
+# While Redis is away it is asked this often whether waiters can be registered again.
+RENEW_EVERY_S = 0.25
 # Records in one statement: each may bring arguments and an outcome along.
 REREAD_RECORDS_MAX = 200
 # Most waits are shorter; only longer ones pay for the task that sees whether their caller has hung up.
@@ -132,6 +136,7 @@ class Waiters:
         # Jobs whose reply was too large to be inline: their records are to be read now.
         self._unread: set[JobId] = set()
         self._unread_due = asyncio.Event()
+        self._renew_due = asyncio.Event()
 
     @property
     def is_full(self) -> bool:
@@ -173,6 +178,10 @@ class Waiters:
         for waiter in self._all():
             waiter.tell(Cut.LEAVING)
 
+    def renew(self) -> None:
+        """Register everyone again, as soon as Redis answers: it was away, and may not be what it was."""
+        self._renew_due.set()
+
     def take(self, notes: Iterable[Note]) -> None:
         """Tell whoever waits for these replies."""
         for note in notes:
@@ -205,10 +214,25 @@ class Waiters:
             await self._reread(list(unread))
 
     async def _run_rereads(self) -> None:
-        """Read the records of all waiters every few seconds: the net under lost replies."""
+        """Read the records of all waiters every few seconds, and after a loss: the net under lost replies."""
         while True:
-            await asyncio.sleep(REREAD_EVERY_S)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(REREAD_EVERY_S):
+                    await self._renew_due.wait()
+                    await self._register_all()
             await self._reread(list(self._waiting))
+
+    async def _register_all(self) -> None:
+        while self._renew_due.is_set():
+            self._renew_due.clear()
+            try:
+                await self._jobs.wait_for(list(self._waiting), self.gateway)
+            except BaseException as error:
+                self._renew_due.set()
+                if not isinstance(error, StoreUnavailable):
+                    raise
+                logger.warning("waiters_unregistered", waiters=self.count, problem=str(error))
+                await asyncio.sleep(RENEW_EVERY_S)
 
     async def _run_presence(self) -> None:
         """Once per heartbeat look whether the waiters' machines are there."""

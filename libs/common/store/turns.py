@@ -43,6 +43,7 @@ class Turn(msgspec.Struct, frozen=True):
         reply, reply_text, reply_position: the agent's entry, when `completed`.
         error_code, error_message: why not, when `failed` or `cancelled`.
         agent, user, model: its thread's.
+        ended_here: the very call that has returned this ended the turn: the one to count it.
     """
 
     turn: TurnId
@@ -68,6 +69,7 @@ class Turn(msgspec.Struct, frozen=True):
     created_ms: int
     started_ms: int | None
     ended_ms: int | None
+    ended_here: bool = False
 
     @property
     def terminal(self) -> bool:
@@ -170,9 +172,9 @@ class Turns:
         Raises: StoreUnavailable (repeat it).
         """
         end = cancelled()
-        params = {"turn": turn, "code": end.code, "message": end.message, "task": TASK_OPTIONS}
+        params = {"turn": turn, "call": new_id(), "code": end.code, "message": end.message, "task": TASK_OPTIONS}
         rows = await self._postgres.fetch("cancel_turn", params)
-        return turn_of(rows[0]) if rows else None
+        return turn_of(rows[0], ended_here=rows[0].is_own) if rows else None
 
     async def mark_announced(self, turns: Sequence[TurnId]) -> None:
         """Note that the ends of these turns are in their threads' logs. Raises: StoreUnavailable (the net repeats)."""
@@ -182,7 +184,8 @@ class Turns:
     async def end(self, claim: Claim, end: End, used: Sequence[Used]) -> Turn:
         """End a turn; returns its record, which may say otherwise: publish that, then `Claims.complete`.
 
-        What Postgres cannot hold of the text is mended: no end fails because of what a model said.
+        What Postgres cannot hold of the text is mended: no end fails because of what a model said. A repeated call has
+        `ended_here` as well.
 
         Raises:
             ClaimLost: the turn is open, and another attempt's. Nothing was written.
@@ -219,7 +222,7 @@ class Turns:
             "turn": turn,
             "run": run,
             "state": end.state,
-            "entry": new_id(),
+            "call": new_id(),
             "text": None if end.text is None else json.mend_text(end.text),
             "code": end.code,
             "message": None if end.message is None else json.mend_text(end.message),
@@ -227,10 +230,10 @@ class Turns:
             "task": TASK_OPTIONS,
         }
         rows = await self._postgres.fetch("end_turn", params)
-        return turn_of(rows[0]) if rows else None
+        return turn_of(rows[0], ended_here=rows[0].is_own) if rows else None
 
 
-def turn_of(row: Any) -> Turn:
+def turn_of(row: Any, *, ended_here: bool = False) -> Turn:
     """A row of the view `turn_records`, as `threads` reads it too."""
     return Turn(
         turn=TurnId(str(row.turn)),
@@ -256,4 +259,5 @@ def turn_of(row: Any) -> Turn:
         created_ms=row.created_ms,
         started_ms=row.started_ms,
         ended_ms=row.ended_ms,
+        ended_here=ended_here,
     )

@@ -75,6 +75,7 @@ class Route:
         body: struct of the request's body; None: there is none.
         answers: by status, the struct of the body (None: empty) and when it is given.
         problems: every refusal of this operation beside those that any operation may give.
+        locates: the answer to something new has its address in the header Location.
         streams: status 200 is an event stream, unless the caller asks for JSON; a stream token opens it, too.
     """
 
@@ -88,6 +89,7 @@ class Route:
     parameters: Sequence[Parameter] = ()
     body: Any = None
     problems: Sequence[Kind] = ()
+    locates: bool = False
     streams: bool = False
 
 

@@ -25,10 +25,13 @@ _TEXT = {"schema": {"type": "string"}}
 _HEADERS: dict[str, dict[str, Any]] = {
     "X-Request-Id": {**_TEXT, "description": "the request's own, if it was fit for logs, else a fresh one"},
 }
-_JOB_HEADERS = {
-    "Location": {**_TEXT, "description": "where to read on"},
-    "Preference-Applied": {**_TEXT, "description": "`wait=N`, as it was applied"},
-    "Idempotent-Replayed": {"schema": {"const": "true"}, "description": "the key had been accepted before"},
+_LOCATION = {"Location": {**_TEXT, "description": "where to read on"}}
+# What a header of the request brings into the answer.
+_ANSWERED_HEADERS: dict[str, dict[str, Any]] = {
+    "Prefer": {"Preference-Applied": {**_TEXT, "description": "`wait=N`, as it was applied"}},
+    "Idempotency-Key": {
+        "Idempotent-Replayed": {"schema": {"const": "true"}, "description": "the key had been accepted before"}
+    },
 }
 
 
@@ -104,7 +107,7 @@ def _responses(route: Route, schemas: dict[Any, dict[str, Any]]) -> dict[str, An
     for status, (body, description) in route.answers.items():
         response: dict[str, Any] = {
             "description": description,
-            "headers": _HEADERS | (_JOB_HEADERS if status in (200, 201, 202) else {}),
+            "headers": _answer_headers(route, status),
         }
         if body is str:
             response["content"] = {"text/plain": {"schema": {"type": "string"}}}
@@ -124,6 +127,15 @@ def _responses(route: Route, schemas: dict[Any, dict[str, Any]]) -> dict[str, An
             "content": {"application/problem+json": {"schema": schemas[Problem]}},
         }
     return responses
+
+
+def _answer_headers(route: Route, status: int) -> dict[str, Any]:
+    headers = dict(_HEADERS)
+    if status == 202 or (status == 201 and route.locates):
+        headers |= _LOCATION
+    for parameter in route.parameters:
+        headers |= _ANSWERED_HEADERS.get(parameter.name, {})
+    return headers
 
 
 def _problems(route: Route) -> list[Kind]:

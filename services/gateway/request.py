@@ -5,8 +5,9 @@ Promises: a body over the limit is counted by us and refused readably, with or w
 """
 
 import asyncio
+import re
 from collections.abc import Mapping, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 from starlette.types import Receive
@@ -76,6 +77,8 @@ class Request:
         except msgspec.ValidationError as error:
             detail, _, place = str(error).partition(" - at ")
             place = place.strip("`") or "$"
+            if "unknown field" in detail and (known := _members_at(body, place)):
+                detail = f"{detail} (known: {', '.join(known)})"
             raise Refusal(problems.INVALID_REQUEST, f"the body: {detail} at {place}", place=place) from None
 
     async def disconnected(self) -> None:
@@ -112,6 +115,20 @@ class Request:
         if size > self.body_bytes_max:
             raise Refusal(problems.BODY_TOO_LARGE, f"the body is larger than {self.body_bytes_max} bytes")
         return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+
+
+def _members_at(body: type, place: str) -> list[str]:
+    """The members of the object that stands at a place of a body, as msgspec names it; none where that is no struct."""
+    found: Any = msgspec.inspect.type_info(body)
+    for name in re.findall(r"\.(\w+)|\[", place):
+        match found:
+            case msgspec.inspect.StructType():
+                found = next((field.type for field in found.fields if field.encode_name == name), None)
+            case msgspec.inspect.ListType():
+                found = found.item_type
+            case _:
+                return []
+    return [field.encode_name for field in found.fields] if isinstance(found, msgspec.inspect.StructType) else []
 
 
 class ClientGone(Exception):

@@ -33,6 +33,7 @@ def routes_of_threads(threads: ThreadRoutes, key: Parameter, traceparent: Parame
                 200: (wire.Posted, "The key was accepted before, and its turn has ended."),
             },
             problems=(problems.INVALID_KEY, problems.THREAD_BUSY, problems.UNKNOWN_AGENT, problems.KEY_REUSED),
+            locates=True,
         ),
         Route(
             "GET",
@@ -53,6 +54,7 @@ def routes_of_threads(threads: ThreadRoutes, key: Parameter, traceparent: Parame
             description=f"A second call begins a second thread. {bound}",
             body=wire.ThreadCreate,
             answers={201: (wire.Thread, "The thread, without an entry yet.")},
+            locates=True,
             problems=(problems.UNKNOWN_AGENT, problems.NOT_FOUND),
         ),
         Route(

@@ -129,6 +129,19 @@ async def test_every_problem_is_described_and_documented(door: Door, description
             assert kind.meaning in page.text
 
 
+def test_headers_are_described_where_they_come(description: dict[str, Any]) -> None:
+    """And nowhere else: who reads of a header looks for it."""
+
+    def of(method: str, path: str, status: str) -> set[str]:
+        return set(description["paths"][path][method]["responses"][status]["headers"]) - {"X-Request-Id"}
+
+    assert of("post", "/v1/stream-tokens", "201") == set()
+    assert of("get", "/v1/usage", "200") == set()
+    assert of("post", "/v1/threads", "201") == of("put", "/v1/runs/{run}", "201") == {"Location"}
+    assert of("post", "/v1/users/{user}/jobs", "202") == {"Location", "Preference-Applied", "Idempotent-Replayed"}
+    assert of("get", "/v1/turns/{turn}", "200") == {"Preference-Applied"}
+
+
 def test_bodies_are_those_of_the_client(description: dict[str, Any]) -> None:
     """The same structs on both sides: a member renamed in one place is renamed in both, or fails here."""
     schemas = description["components"]["schemas"]

@@ -8,8 +8,10 @@ Used by:  every service (serve_admin); the gateway for its public port (open_lis
 """
 
 import asyncio
+import errno
 import logging
 import socket
+import sys
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from datetime import UTC, datetime
@@ -53,6 +55,10 @@ ADMIN_CLOSE_S = 0.5
 # not hide the other.
 CHECK_EVERY_S = 5.0
 CHECK_TIMEOUT_S = 3.0
+
+# How the kernel says that a peer is gone, where Hypercorn does not catch it; and who reports that.
+_VANISHED = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH)
+_FROM_CONNECTION = "client_connected_cb"
 
 LOOP_TICK_S = 0.25
 # From here on a lag is worth a line in the log: probes, leases and presence have deadlines of seconds.
@@ -109,6 +115,7 @@ async def serve(
     Raises:
         OSError, ssl.SSLError: the certificate or its key cannot be read.
     """
+    asyncio.get_running_loop().set_exception_handler(_handle_loop_error)
     door = _Door(app, closing)
     trigger = asyncio.Event()
     serving = hypercorn.asyncio.serve(
@@ -135,6 +142,14 @@ async def serve(
         logger.warning("http_close_failed", exc_info=error)
 
 
+def _handle_loop_error(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """Leave out what is none: Hypercorn closes a connection whose peer vanished, and the kernel says that it did."""
+    error = context.get("exception")
+    if isinstance(error, OSError) and error.errno in _VANISHED and _FROM_CONNECTION in context.get("message", ""):
+        return
+    loop.default_exception_handler(context)
+
+
 def _config(listener: socket.socket, budget_s: float, tls: Tls | None) -> Config:
     config = Config()
     if tls is not None:
@@ -145,6 +160,9 @@ def _config(listener: socket.socket, budget_s: float, tls: Tls | None) -> Config
     config.errorlog = logging.getLogger("hypercorn.error")
     config.include_server_header = False
     config.keep_alive_timeout = KEEP_ALIVE_S
+    # Hypercorn's own limit of a thousand does not end a connection of HTTP/2, but leaves it open and says nothing on it
+    # any more, on its event streams neither.
+    config.keep_alive_max_requests = sys.maxsize
     # Ours comes first: Hypercorn's is not heeded on every Python, and cancels connections instead of requests.
     config.graceful_timeout = budget_s + 2 * CUT_GRACE_S
     return config

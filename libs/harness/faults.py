@@ -35,17 +35,18 @@ class TcpProxy:
     """Carries connections from a loopback port of its own to one server, until told to do it badly.
 
     Attributes:
-        port: where it listens after `start`.
+        host, port: where it listens after `start`.
         accepted: connections taken so far.
         target_url: the server's own, past the proxy.
     """
 
-    def __init__(self, url: str) -> None:
-        """Stand in front of the server that `url` names; the URL needs a host and a port."""
+    def __init__(self, url: str, *, host: str = "127.0.0.1", port: int | None = None) -> None:
+        """Stand in front of the server that `url` names, with host and port; on a free port unless told which."""
         self.target_url = url
         self._target = ("", 0)
         self.lead_to(url)
-        self.port = free_port()
+        self.host = host
+        self.port = port or free_port()
         self.accepted = 0
         self.delay_s: dict[Direction, float] = dict.fromkeys(DIRECTIONS, 0.0)
         self._open = {direction: asyncio.Event() for direction in DIRECTIONS}
@@ -61,7 +62,7 @@ class TcpProxy:
         """The server's URL with the proxy's host and port in it."""
         parts = urlsplit(self.target_url)
         credentials, at, _ = parts.netloc.rpartition("@")
-        return urlunsplit(parts._replace(netloc=f"{credentials}{at}127.0.0.1:{self.port}"))
+        return urlunsplit(parts._replace(netloc=f"{credentials}{at}{self.host}:{self.port}"))
 
     @property
     def connections(self) -> int:
@@ -137,7 +138,7 @@ class TcpProxy:
             await self._listen()
 
     async def _listen(self) -> None:
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", self.port)
+        self._server = await asyncio.start_server(self._serve, self.host, self.port)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()

@@ -1,7 +1,8 @@
 """Choose the PostgreSQL and the Redis that tests, demos and benches run on.
 
 In this order: `DATABASE_URL` and `REDIS_URL` from the environment; containers, if `TOWLINE_TEST_SERVERS=containers`
-asks for them and a container engine answers; the embedded servers (`harness.embedded`).
+asks for them and a container engine answers; the embedded servers (`harness.embedded`), by the programs that
+`harness.carriers` finds.
 """
 
 import asyncio

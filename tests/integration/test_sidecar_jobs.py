@@ -152,8 +152,8 @@ async def test_status_is_answered_at_once_while_a_job_runs(hub: Hub, sidecar: Si
         took_s.append(time.perf_counter() - began)
         assert status.busy
         assert status.uptime_s > 0
-    # The poll of the test itself takes 10 ms.
-    assert sorted(took_s)[10] < 0.1
+    # The job takes 30 s. Most answers come within the test's own poll, 10 ms, unless the machine is busy.
+    assert sorted(took_s)[10] < 1
 
 
 async def test_jobs_run_one_by_one_in_their_order(hub: Hub, sidecar: Sidecar, executions: Path) -> None:

@@ -41,7 +41,7 @@ async def neighbour(bridge: Bridge) -> AsyncIterator[UserId]:
 async def a_job_is_done(bridge: Bridge, user: UserId) -> None:
     """One job of the neighbour, there and back in time."""
     record = await bridge.submit(user)
-    assert (await bridge.ended(record.job, within_s=5)).state == "completed"
+    assert (await bridge.ended(record.job, within_s=20)).state == "completed"
 
 
 async def send_until_closed(peer: Peer, said: str | bytes, times: int) -> None:

@@ -21,7 +21,8 @@ from support import eventually
 from common.ids import UserId, new_id
 from common.store import keys
 from harness.servers import Servers
-from harness.stack import Sidecar, Stack
+from harness.sidecars import Sidecar
+from harness.stack import Stack
 
 ROUNDS_MAX = 3
 GOAL_MS = 50.0

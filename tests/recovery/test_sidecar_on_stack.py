@@ -17,7 +17,8 @@ from support import eventually
 
 from common.ids import UserId
 from harness.servers import Servers
-from harness.stack import Sidecar, Stack, Worker
+from harness.sidecars import Sidecar
+from harness.stack import Stack, Worker
 from towline.client import Client, outcome_of
 from towline.wire import api
 

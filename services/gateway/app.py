@@ -14,6 +14,7 @@ from common.process.secrets import Secrets
 from common.process.settings import words_of
 from common.store import keys
 from common.store.agents import Agents
+from common.store.cancels import Cancels
 from common.store.eventlog import EventLog
 from common.store.jobs import Jobs
 from common.store.postgres import DOOR_TIMEOUT_S, open_postgres
@@ -59,7 +60,7 @@ STREAMS_CUT_S = 2.0
 
 async def run(settings: GatewaySettings, lifecycle: Lifecycle, registry: CollectorRegistry) -> None:
     """Serve until the lifecycle drains, then leave within the budgets."""
-    process_metrics = ProcessMetrics(registry, service="gateway")
+    process_metrics = ProcessMetrics(registry, service="gateway", revision=settings.revision)
     metrics = GatewayMetrics(registry)
     admin = health.open_listener(settings.admin_host, settings.admin_port)
     async with (
@@ -100,6 +101,7 @@ async def run(settings: GatewaySettings, lifecycle: Lifecycle, registry: Collect
             topics,
             gateway=gateway,
             take_notes=waiters.take,
+            lost_notes=waiters.renew,
             metrics=metrics,
             keepalive_s=settings.sse_keepalive_s,
             buffer_bytes=settings.sse_buffer_bytes,
@@ -115,6 +117,7 @@ async def run(settings: GatewaySettings, lifecycle: Lifecycle, registry: Collect
                 redis=redis,
                 jobs=jobs,
                 requests=requests,
+                cancels=Cancels(redis, requests, jobs),
                 tokens=tokens,
                 waiters=waiters,
                 timing=timing,

@@ -31,13 +31,13 @@ logger = structlog.get_logger(__name__)
 
 async def run(settings: RelaySettings, lifecycle: Lifecycle, registry: CollectorRegistry) -> None:
     """Serve until the lifecycle drains, then leave within the budget."""
-    process_metrics = ProcessMetrics(registry, service="relay")
+    process_metrics = ProcessMetrics(registry, service="relay", revision=settings.revision)
     metrics = RelayMetrics(registry)
     admin = health.open_listener(settings.admin_host, settings.admin_port)
     async with (
         open_redis(settings.redis_url.get_secret_value()) as redis,
         open_postgres(settings.database_url.get_secret_value()) as postgres,
-        open_outbound(Allowlist.parse(settings.egress_allow)) as http,
+        open_outbound(Allowlist.parse(settings.egress_allow), settings.egress_proxy) as http,
         asyncio.TaskGroup() as group,
     ):
         checks = {"redis": redis.check, "postgres": postgres.check}

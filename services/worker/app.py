@@ -17,6 +17,7 @@ from common.process.secrets import Secrets
 from common.process.settings import words_of
 from common.store import keys
 from common.store.agents import Agents, Kind
+from common.store.cancels import Cancels
 from common.store.claims import Claims
 from common.store.control import control_inbox
 from common.store.jobs import Jobs
@@ -79,7 +80,7 @@ class Worker:
 
 async def run(settings: WorkerSettings, lifecycle: Lifecycle, registry: CollectorRegistry) -> None:
     """Serve until the lifecycle drains, then leave within the budgets."""
-    process_metrics = ProcessMetrics(registry, service="worker")
+    process_metrics = ProcessMetrics(registry, service="worker", revision=settings.revision)
     metrics = WorkerMetrics(registry)
     admin = health.open_listener(settings.admin_host, settings.admin_port)
     async with (
@@ -166,7 +167,10 @@ async def _turns(worker: Worker, group: asyncio.TaskGroup) -> AsyncIterator[None
     replies = Replies(redis, waiters, replies_name)
     allowlist = Allowlist.parse(settings.egress_allow)
     secrets = Secrets(words_of(settings.secret_keys))
-    async with open_outbound(allowlist) as endpoints, open_outbound(allowlist) as models:
+    async with (
+        open_outbound(allowlist, settings.egress_proxy) as endpoints,
+        open_outbound(allowlist, settings.egress_proxy) as models,
+    ):
         kinds: Mapping[Kind, Answering] = {
             "echo": EchoAgent(),
             "http": HttpAgent(endpoints, secrets),
@@ -183,6 +187,7 @@ async def _turns(worker: Worker, group: asyncio.TaskGroup) -> AsyncIterator[None
                 redis=redis,
                 jobs=worker.jobs,
                 requests=worker.requests,
+                cancels=Cancels(redis, worker.requests, worker.jobs),
                 waiters=waiters,
                 timing=worker.timing,
                 metrics=metrics,

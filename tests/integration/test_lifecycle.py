@@ -145,6 +145,32 @@ await asyncio.sleep(3600)
     assert service.exit_code() == 0
 
 
+@pytest.mark.parametrize("service", ["gateway", "worker", "relay"])
+def test_a_signal_is_heard_while_the_modules_are_being_loaded(service: str) -> None:
+    """A pod is deleted in its first second.
+
+    Process 1 of a container has no default action for a signal: what arrives before a handler is there is lost. The
+    same goes for a process that inherits the signal as ignored, which needs no container.
+    """
+    process = subprocess.Popen(
+        ["sh", "-c", "trap '' TERM; exec \"$@\"", "sh", sys.executable, "-X", "importtime", "-m", service],
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "REDIS_URL": "redis://127.0.0.1:1", "DATABASE_URL": "postgresql://127.0.0.1:1/none"},
+    )
+    try:
+        assert process.stderr is not None
+        for line in process.stderr:
+            if line.rstrip().endswith(f"{service}.settings"):
+                raise AssertionError("all is loaded: the signal came too late, or was not heard")
+            if line.rstrip().endswith(" structlog"):
+                process.send_signal(signal.SIGTERM)
+        assert process.wait(DEADLINE_S) == 0
+    finally:
+        process.kill()
+        process.communicate()
+
+
 def test_a_failed_service_exits_with_one(start: Any) -> None:
     service = start('raise RuntimeError("no such port")')
     service.wait_for("finally")

@@ -5,6 +5,7 @@ Promises: a URL that two parsers could read differently is refused, so what was 
           is judged by what it reaches, however it is written (IPv4-mapped, NAT64).
 Used by:  whoever opens a socket for a caller: `check_url` at the door, then `resolve`, then connect to exactly what
           it returned. A second look-up by the HTTP client would undo the check. Only `resolve` does any I/O.
+          Where a forward proxy opens the connections, the address is its to look up and to judge: `check_name`.
 """
 
 import asyncio
@@ -67,6 +68,28 @@ class Target(NamedTuple):
     port: int
 
 
+class Proxy(NamedTuple):
+    """A forward proxy that opens connections to the outside for this installation (HTTP CONNECT)."""
+
+    host: str
+    port: int
+
+    @classmethod
+    def parse(cls, url: str) -> "Proxy":
+        """Read `http://host:port`.
+
+        Raises:
+            ValueError: it is something else.
+        """
+        try:
+            target = _read(url)
+        except EgressRefused as error:
+            raise ValueError(str(error)) from None
+        if target.scheme != "http" or urlsplit(url).path.strip("/") or "?" in url:
+            raise ValueError("not of the form http://host:port")
+        return cls(target.host, target.port)
+
+
 @dataclass(frozen=True, slots=True)
 class Allowlist:
     """The hosts and networks that may be called.
@@ -111,6 +134,17 @@ class Allowlist:
         elif target.host not in self.hosts and not self.networks:
             raise EgressRefused(f"the host {target.host} is not allowed")
         return target
+
+    def check_name(self, host: str) -> None:
+        """Judge a host as it is written, where a proxy looks up its address: a name must be in the list itself.
+
+        Raises:
+            EgressRefused: it is not, or is an address that is not allowed.
+        """
+        if (address := _literal(host)) is not None:
+            self.check_address(host, address)
+        elif host not in self.hosts:
+            raise EgressRefused(f"the host {host} is not allowed by name, and its address is the proxy's to look up")
 
     def check_address(self, host: str, address: Address) -> None:
         """Judge one address that `host` resolved to.

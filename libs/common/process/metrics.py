@@ -46,13 +46,12 @@ def new_registry() -> CollectorRegistry:
 
 
 class ProcessMetrics:
-    """What every process says of itself."""
+    """What every process says of itself. `revision`: of the source, as far as the settings know it."""
 
-    def __init__(self, registry: CollectorRegistry, *, service: str) -> None:
-        info = Gauge(
-            "towline_build_info", "What runs here; always 1.", ["service", "version", "python"], registry=registry
-        )
-        info.labels(service, _version(), platform.python_version()).set(1)
+    def __init__(self, registry: CollectorRegistry, *, service: str, revision: str) -> None:
+        labels = ["service", "version", "revision", "python"]
+        info = Gauge("towline_build_info", "What runs here; always 1.", labels, registry=registry)
+        info.labels(service, _version(), revision, platform.python_version()).set(1)
         self.dependency_up = children(
             Gauge(
                 "towline_dependency_up", "Whether the store answers (1) or not (0).", ["dependency"], registry=registry

@@ -18,7 +18,7 @@ from typing import Any
 import httpcore
 import httpx
 
-from common.process.egress import Allowlist, ResolveFailed, Target, resolve
+from common.process.egress import Allowlist, EgressRefused, Proxy, ResolveFailed, Target, resolve
 
 # TCP and TLS together, over all addresses of the name: what is slower is down.
 CONNECT_TIMEOUT_S = 10.0
@@ -31,13 +31,16 @@ READ_BYTES = 64 * 1024
 _GZIP_OR_ZLIB = 32 + zlib.MAX_WBITS
 
 
-def open_outbound(allowlist: Allowlist) -> httpx.AsyncClient:
+def open_outbound(allowlist: Allowlist, proxy_url: str = "") -> httpx.AsyncClient:
     """Make the client inside the running loop; close it with `async with`.
 
     It reads streams without a deadline: silence is the caller's to judge. Give each other request its own timeout.
+
+    Args:
+        proxy_url: of the forward proxy, as the setting has it; empty: none.
     """
     return httpx.AsyncClient(
-        transport=_GuardedTransport(allowlist),
+        transport=_GuardedTransport(allowlist, Proxy.parse(proxy_url) if proxy_url else None),
         timeout=httpx.Timeout(None, connect=CONNECT_TIMEOUT_S),
         follow_redirects=False,
         trust_env=False,
@@ -77,9 +80,9 @@ async def _inflated(stream: httpx.AsyncByteStream) -> AsyncIterator[bytes]:
 class _GuardedTransport(httpx.AsyncBaseTransport):
     """Opens a connection per request and closes it with the response."""
 
-    def __init__(self, allowlist: Allowlist) -> None:
+    def __init__(self, allowlist: Allowlist, proxy: Proxy | None) -> None:
         self._allowlist = allowlist
-        self._backend = _GuardedBackend(allowlist)
+        self._backend = _GuardedBackend(allowlist, proxy)
         self._tls = ssl.create_default_context()
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
@@ -135,8 +138,9 @@ class _Body(httpx.AsyncByteStream):
 class _GuardedBackend(httpcore.AsyncNetworkBackend):
     """Connects to addresses that the guard allows. On plain asyncio: half the cost a read of httpcore's own."""
 
-    def __init__(self, allowlist: Allowlist) -> None:
+    def __init__(self, allowlist: Allowlist, proxy: Proxy | None) -> None:
         self._allowlist = allowlist
+        self._proxy = proxy
         self._connecting = asyncio.Semaphore(CONNECTING_MAX)
 
     async def connect_tcp(
@@ -150,7 +154,11 @@ class _GuardedBackend(httpcore.AsyncNetworkBackend):
         async with self._connecting:
             try:
                 async with asyncio.timeout(timeout):
-                    addresses = await resolve(self._allowlist, Target("", host.lower().removesuffix("."), port))
+                    target = Target("", host.lower().removesuffix("."), port)
+                    if self._proxy is not None:
+                        self._allowlist.check_name(target.host)
+                        return await _connect_through(self._proxy, target)
+                    addresses = await resolve(self._allowlist, target)
                     return await _connect_first(addresses, port)
             except TimeoutError as error:
                 raise httpcore.ConnectTimeout(f"no connection to {host} within {timeout:g} s") from error
@@ -167,6 +175,32 @@ async def _connect_first(addresses: list[str], port: int) -> "_Stream":
             if not tries_left:
                 raise
     raise OSError("the name has no address")
+
+
+async def _connect_through(proxy: Proxy, target: Target) -> "_Stream":
+    """Have the proxy open the connection.
+
+    Raises:
+        EgressRefused: the proxy does not let it through (403).
+        OSError: it does not answer, or cannot reach the target.
+    """
+    authority = f"[{target.host}]:{target.port}" if ":" in target.host else f"{target.host}:{target.port}"
+    reader, writer = await asyncio.open_connection(proxy.host, proxy.port, limit=READ_BYTES)
+    status = b""
+    try:
+        writer.write(f"CONNECT {authority} HTTP/1.1\r\nHost: {authority}\r\n\r\n".encode())
+        head = await reader.readuntil(b"\r\n\r\n")
+        _, status, _ = head.split(b" ", 2)
+    except (asyncio.IncompleteReadError, asyncio.LimitOverrunError, ValueError) as error:
+        raise OSError("the egress proxy gives no answer that is HTTP") from error
+    finally:
+        if not status.startswith(b"2"):
+            writer.transport.abort()
+    if status == b"403":
+        raise EgressRefused(f"the egress proxy does not let {authority} through")
+    if not status.startswith(b"2"):
+        raise OSError(f"the egress proxy answers {status[:3].decode('latin-1')!r} for {authority}")
+    return _Stream(reader, writer)
 
 
 class _Stream(httpcore.AsyncNetworkStream):

@@ -16,7 +16,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, Validati
 from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
-from common.process.egress import Allowlist
+from common.process.egress import Allowlist, Proxy
 from common.process.secrets import Secrets
 
 PREFIX = "TOWLINE_"
@@ -65,6 +65,12 @@ def _url_of(*schemes: str) -> AfterValidator:
 def _check_egress(entries: tuple[str, ...]) -> tuple[str, ...]:
     Allowlist.parse(entries)
     return entries
+
+
+def _check_proxy(url: str) -> str:
+    if url:
+        Proxy.parse(url)
+    return url
 
 
 def words_of(secret: SecretStr) -> tuple[str, ...]:
@@ -118,10 +124,14 @@ class CommonSettings(BaseSettings):
         le=90 * 24 * 3600,
         description="how long a key keeps its answer; longer costs rows, shorter lets late retries run again",
     )
+    revision: str = Field(
+        "unknown",
+        description="which commit runs here, as towline_build_info tells it; baked into the images",
+    )
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="least severe level written")
     log_format: Literal["json", "text"] = Field("json", description="json for collectors, text for people")
     unready_s: float = Field(
-        5,
+        10,
         ge=0,
         le=60,
         description="after SIGTERM, how long the door stays open while load balancers learn that this replica leaves;"
@@ -131,6 +141,12 @@ class CommonSettings(BaseSettings):
         (),
         description="where a URL given by a caller may lead; nothing else is ever called for a caller",
         json_schema_extra={"accepted": "comma-separated host names, addresses and CIDRs; empty: nowhere"},
+    )
+    egress_proxy: Annotated[str, AfterValidator(_check_proxy)] = Field(
+        "",
+        description="the forward proxy through which every URL given by a caller is called (CONNECT, for http:// too)."
+        " It looks names up and must judge their addresses; here a host counts as TOWLINE_EGRESS_ALLOW writes it",
+        json_schema_extra={"accepted": "http://host:port; empty: they are called directly"},
     )
     secret_keys: Annotated[SecretStr, AfterValidator(_check_secret_keys)] = Field(
         SecretStr(""),

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.process.egress import Allowlist, EgressRefused, Target, resolve
+from common.process.egress import Allowlist, EgressRefused, Proxy, Target, resolve
 
 EVERYTHING = Allowlist.parse(["0.0.0.0/0", "::/0"])
 NOTHING = Allowlist.parse([])
@@ -241,3 +241,39 @@ async def test_the_resolved_addresses_are_checked() -> None:
     assert await resolve(Allowlist.parse(["::1"]), Target("http", "::1", 80)) == ["::1"]
     with pytest.raises(EgressRefused):
         await resolve(Allowlist.parse(["10.0.0.0/8"]), Target("http", "localhost", 80))
+
+
+@pytest.mark.parametrize(
+    ("allow", "host", "allowed"),
+    [
+        (["agent.example"], "agent.example", True),
+        (["agent.example"], "other.example", False),
+        (["0.0.0.0/0"], "other.example", False),  # its address is not known here
+        (["10.0.0.0/8"], "10.1.2.3", True),
+        (["10.0.0.0/8"], "192.0.2.1", False),
+        (["0.0.0.0/0"], "169.254.169.254", False),
+    ],
+)
+def test_where_a_proxy_looks_names_up_a_host_counts_as_it_is_written(
+    allow: list[str], host: str, allowed: bool
+) -> None:
+    guard = Allowlist.parse(allow)
+    if allowed:
+        guard.check_name(host)
+    else:
+        with pytest.raises(EgressRefused):
+            guard.check_name(host)
+
+
+def test_a_proxy_is_a_host_and_a_port() -> None:
+    assert Proxy.parse("http://egress-proxy:3128") == Proxy("egress-proxy", 3128)
+    assert Proxy.parse("http://10.0.0.1/") == Proxy("10.0.0.1", 80)
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["", "egress-proxy:3128", "https://proxy:3128", "http://user:word@proxy:3128", "http://proxy/x", "http://a?b"],
+)
+def test_what_is_no_proxy_is_an_error(url: str) -> None:
+    with pytest.raises(ValueError, match=r"\S"):
+        Proxy.parse(url)

@@ -1,5 +1,8 @@
 """Metrics: the names that dashboards rely on, there from the start, without ids in their labels."""
 
+import platform
+from importlib.metadata import version
+
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
@@ -14,7 +17,7 @@ def registry() -> CollectorRegistry:
 
 
 def test_the_worker_shows_every_closed_series_at_zero(registry: CollectorRegistry) -> None:
-    ProcessMetrics(registry, service="worker")
+    ProcessMetrics(registry, service="worker", revision="0a1b2c3")
     WorkerMetrics(registry)
 
     text = generate_latest(registry).decode()
@@ -31,11 +34,25 @@ def test_the_worker_shows_every_closed_series_at_zero(registry: CollectorRegistr
         'towline_queue_oldest_seconds{queue="queued"} 0.0',
         'towline_dependency_up{dependency="redis"} 0.0',
         "towline_loop_lag_seconds_count 0.0",
-        'towline_build_info{python="',
         "process_open_fds",
     ):
         assert f"\n{series}" in text
     assert "_created" not in text
+
+
+def test_the_build_is_told_by_version_revision_and_python(registry: CollectorRegistry) -> None:
+    ProcessMetrics(registry, service="worker", revision="0a1b2c3")
+
+    (info,) = [sample for family in registry.collect() for sample in family.samples if "build_info" in sample.name]
+
+    assert info.name == "towline_build_info"
+    assert info.value == 1
+    assert info.labels == {
+        "service": "worker",
+        "version": version("towline-services"),
+        "revision": "0a1b2c3",
+        "python": platform.python_version(),
+    }
 
 
 def test_requests_are_counted_by_template_method_and_code(registry: CollectorRegistry) -> None:

@@ -65,6 +65,7 @@ def test_values_of_the_environment_are_taken(environment: pytest.MonkeyPatch) ->
         ("TOWLINE_LOG_LEVEL", "chatty"),
         ("TOWLINE_LOG_FORMAT", "xml"),
         ("TOWLINE_EGRESS_ALLOW", "example.com,10.0.0.1/8"),
+        ("TOWLINE_EGRESS_PROXY", "egress-proxy:3128"),
         ("TOWLINE_CORS_ORIGINS", "https://a.example/path"),
         ("TOWLINE_IDEMPOTENCY", "sometimes"),
         ("TOWLINE_KEY_RETENTION_S", "1.5"),

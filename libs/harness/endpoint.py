@@ -22,11 +22,12 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Literal
 
+import httpx
 import msgspec
 
 from harness.loopback import LAST_CHUNK, SSE_HEAD, Answer, Call, Connection, LoopbackServer, chunk
 from harness.model.behaviour import Behaviour, UnknownBehaviour, answer_words, parse_behaviour
-from harness.stand_in import StandIn, running_stand_in, serve_until_stopped
+from harness.stand_in import running_stand_in, serve_until_stopped
 
 SECRET = "a-secret-of-the-harness"
 FRESH_FOR_S = 300
@@ -161,18 +162,20 @@ def _refusal(status: int, message: str) -> Answer:
 
 
 class RemoteEndpoint:
-    """What can be asked of an endpoint process; made by `running_endpoint`."""
+    """What can be asked of an endpoint in a process of its own, or in a container."""
 
-    def __init__(self, stand_in: StandIn) -> None:
-        self._stand_in = stand_in
+    def __init__(self, url: str, http: httpx.AsyncClient) -> None:
+        """`url`: its root, as workers reach it; `http`: has its root as we reach it for the base URL."""
+        self._url = url
+        self._http = http
 
     def url(self, behaviour: str) -> str:
         """Where an agent is that behaves so."""
-        return f"http://127.0.0.1:{self._stand_in.port}/turns/{behaviour}"
+        return f"{self._url}/turns/{behaviour}"
 
     async def of(self, turn: str) -> list[TurnRequest]:
         """The requests for a turn, in order."""
-        response = await self._stand_in.http.get(f"/control/turns/{turn}")
+        response = await self._http.get(f"/control/turns/{turn}")
         return msgspec.json.decode(response.raise_for_status().content, type=list[TurnRequest])
 
 
@@ -180,7 +183,7 @@ class RemoteEndpoint:
 async def running_endpoint(directory: Path, name: str = "endpoint") -> AsyncIterator[RemoteEndpoint]:
     """Run an endpoint process, with its log in `directory`, for as long as the context lasts."""
     async with running_stand_in("harness.endpoint", directory, name) as stand_in:
-        yield RemoteEndpoint(stand_in)
+        yield RemoteEndpoint(stand_in.url, stand_in.http)
 
 
 if __name__ == "__main__":

@@ -105,18 +105,20 @@ class LoopbackServer:
     """A server on a loopback port, as an async context manager; a stand-in says in `serve` what it answers.
 
     Attributes:
-        port: where it listens.
+        host, port: where it listens. Set another host before the context begins where others are to reach it, as in
+            a container.
     """
 
     def __init__(self, port: int = 0) -> None:
         """Describe it; port 0 takes any free one."""
+        self.host = "127.0.0.1"
         self.port = port
         self._connections: set[asyncio.Task[None]] = set()
         self._server: asyncio.Server | None = None
 
     async def __aenter__(self) -> Self:
         """Listen. Raises: OSError: the port is taken."""
-        self._server = await asyncio.start_server(self._accept, "127.0.0.1", self.port, limit=HEAD_BYTES_MAX)
+        self._server = await asyncio.start_server(self._accept, self.host, self.port, limit=HEAD_BYTES_MAX)
         self.port = self._server.sockets[0].getsockname()[1]
         return self
 

@@ -25,10 +25,9 @@ ANSWER_WITHIN_S = 20.0
 
 @dataclass(frozen=True, slots=True)
 class StandIn:
-    """A stand-in that runs. `http`: a client whose base URL is its root."""
+    """A stand-in that runs. `http`: a client whose base URL is its root, `url`."""
 
-    process: Process
-    port: int
+    url: str
     http: httpx.AsyncClient
 
 
@@ -45,8 +44,9 @@ async def running_stand_in(module: str, directory: Path, name: str) -> AsyncIter
     await process.start()
     try:
         await process.wait_ready(lambda: is_http_ready(port), within_s=READY_WITHIN_S)
-        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=ANSWER_WITHIN_S) as http:
-            yield StandIn(process, port, http)
+        url = f"http://127.0.0.1:{port}"
+        async with httpx.AsyncClient(base_url=url, timeout=ANSWER_WITHIN_S) as http:
+            yield StandIn(url, http)
     finally:
         await process.stop()
 
@@ -58,11 +58,16 @@ def serve_until_stopped(make: Callable[[int], LoopbackServer], description: str)
     port: int = parser.parse_args().port
 
     async def serve() -> None:
-        stop = asyncio.Event()
-        for each in (signal.SIGTERM, signal.SIGINT):
-            asyncio.get_running_loop().add_signal_handler(each, stop.set)
         async with make(port) as server:
-            print(f"listening on 127.0.0.1:{server.port}", flush=True)
-            await stop.wait()
+            print(f"listening on {server.host}:{server.port}", flush=True)
+            await stop_signal()
 
     asyncio.run(serve())
+
+
+async def stop_signal() -> None:
+    """Wait for SIGTERM or SIGINT."""
+    stop = asyncio.Event()
+    for each in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(each, stop.set)
+    await stop.wait()

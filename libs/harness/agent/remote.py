@@ -1,4 +1,4 @@
-"""A stand-in agent in a process of its own, told what to do over its control API."""
+"""A stand-in agent in a process of its own, or in a container, told what to do over its control API."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -9,21 +9,20 @@ import httpx
 import msgspec
 
 from harness.agent.stream import Script
-from harness.runner import Process
 from harness.stand_in import running_stand_in
 
 
 class RemoteAgent:
-    """What can be asked of an agent process; made by `running_agent`."""
+    """What can be asked of an agent."""
 
-    def __init__(self, process: Process, port: int, http: httpx.AsyncClient) -> None:
-        self.process = process
-        self.port = port
+    def __init__(self, url: str, http: httpx.AsyncClient) -> None:
+        """`url`: its root, as relays reach it; `http`: has its root as we reach it for the base URL."""
+        self._url = url
         self._http = http
 
     def url(self, stream: str) -> str:
         """Where a stream of that name is."""
-        return f"http://127.0.0.1:{self.port}/streams/{stream}"
+        return f"{self._url}/streams/{stream}"
 
     async def put(self, stream: str, script: Script) -> None:
         """Make a stream, or begin one of that name anew."""
@@ -46,4 +45,4 @@ class RemoteAgent:
 async def running_agent(directory: Path, name: str = "agent") -> AsyncIterator[RemoteAgent]:
     """Run an agent process, with its log in `directory`, for as long as the context lasts."""
     async with running_stand_in("harness.agent", directory, name) as agent:
-        yield RemoteAgent(agent.process, agent.port, agent.http)
+        yield RemoteAgent(agent.url, agent.http)

@@ -6,6 +6,7 @@ import json as stdlib_json
 import random
 import signal
 from collections.abc import Coroutine
+from contextlib import AbstractAsyncContextManager
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,6 +14,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from common.errors import StoreUnavailable
 from harness.bench.ground import BenchFailed
 from harness.bench.profiling import Profiled, run_profile
 from harness.bench.rounds import run_bench
@@ -21,8 +23,11 @@ from harness.carriers import ServerMissing
 from harness.demo import run_demo
 from harness.demo_timeline import StepFailed
 from harness.drills.catalogue import DRILLS, story
+from harness.drills.compose import ComposeTarget, open_compose_target
+from harness.drills.kube import KubeTarget, open_kube_target
+from harness.drills.local import LocalTarget, open_target
 from harness.drills.runs import as_json, run_drills, show_summary
-from harness.drills.target import DrillFailed
+from harness.drills.target import DrillFailed, Target
 from harness.runner import DirectoryBusy, ProcessFailed
 from harness.servers import open_servers
 from harness.soak.history import read_history
@@ -39,6 +44,8 @@ soak = typer.Typer()
 
 STATE_DIRECTORY = Path(".towline")
 RESULTS_DIRECTORY = Path("bench-results")
+# Short, for drills that wait for presence to lapse.
+LOCAL_HEARTBEAT_S = 2.0
 
 
 @demo.command("demo")
@@ -118,58 +125,110 @@ class DrillTarget(StrEnum):
     """What is drilled."""
 
     local = "local"
+    compose = "compose"
+    kube = "kube"
 
 
-_Target = Annotated[DrillTarget, typer.Option("--target", help="Where: an installation on this machine.")]
+_TargetName = Annotated[
+    DrillTarget,
+    typer.Option(
+        "--target",
+        help="Where: an installation that is started on this machine, or one that is up already: under Compose"
+        " (make compose-up), in a local cluster (make kind-up).",
+    ),
+]
+_Namespace = Annotated[str, typer.Option("--namespace", help="Of the installation in the cluster.")]
 _Repeat = Annotated[int, typer.Option(min=1, help="How often.")]
 _Json = Annotated[bool, typer.Option("--json", help="Print the reports as JSON; the timeline goes to standard error.")]
-_HeartbeatS = Annotated[float, typer.Option("--heartbeat-s", min=0.5, max=10, help="How often presence is refreshed.")]
+_HeartbeatS = Annotated[
+    float | None,
+    typer.Option(
+        "--heartbeat-s",
+        min=0.5,
+        max=10,
+        help="How often presence is refreshed, on this machine (2); others have theirs.",
+    ),
+]
 
 
 @drill.command("list")
-def drill_list() -> None:
+def drill_list(*, target: _TargetName = DrillTarget.local) -> None:
     """Say what there is."""
+    reasons = {
+        DrillTarget.local: LocalTarget.cannot,
+        DrillTarget.compose: ComposeTarget.cannot,
+        DrillTarget.kube: KubeTarget.cannot,
+    }[target]
     for name in DRILLS:
-        typer.echo(f"{name:27} {story(name)}")
+        skipped = f"  (not on {target.value}: {reasons[name]})" if name in reasons else ""
+        typer.echo(f"{name:27} {story(name)}{skipped}")
 
 
 @drill.command("run")
 def drill_run(
     name: Annotated[str, typer.Argument(help="One of `towline drill list`.")],
     *,
-    target: _Target = DrillTarget.local,
+    target: _TargetName = DrillTarget.local,
+    namespace: _Namespace = "towline",
     repeat: _Repeat = 1,
-    heartbeat_s: _HeartbeatS = 2.0,
+    heartbeat_s: _HeartbeatS = None,
     json: _Json = False,
 ) -> None:
     """Play one drill. Ends non-zero when something was not as promised."""
     if name not in DRILLS:
         raise typer.BadParameter(f"there is no drill {name!r}; there are {', '.join(DRILLS)}", param_hint="NAME")
-    _run(_run_drills([name], target, repeat, heartbeat_s, json=json))
+    _drill([name], target, namespace, repeat, heartbeat_s, json=json)
 
 
 @drill.command("all")
 def drill_all(
     *,
-    target: _Target = DrillTarget.local,
+    target: _TargetName = DrillTarget.local,
+    namespace: _Namespace = "towline",
     repeat: _Repeat = 1,
-    heartbeat_s: _HeartbeatS = 2.0,
+    heartbeat_s: _HeartbeatS = None,
     json: _Json = False,
 ) -> None:
     """Play every drill on one installation, and sum up. Ends non-zero when something was not as promised."""
-    _run(_run_drills(list(DRILLS), target, repeat, heartbeat_s, json=json))
+    _drill(list(DRILLS), target, namespace, repeat, heartbeat_s, json=json)
 
 
-async def _run_drills(names: list[str], target: DrillTarget, repeat: int, heartbeat_s: float, *, json: bool) -> None:
-    assert target is DrillTarget.local, "there is no other"
-    console = Console(stderr=json)
+def _drill(
+    names: list[str], target: DrillTarget, namespace: str, repeat: int, heartbeat_s: float | None, *, json: bool
+) -> None:
     directory = STATE_DIRECTORY.absolute() / "drill"
-    reports = await run_drills(console, names, directory, repeat=repeat, heartbeat_s=heartbeat_s)
+    opened: AbstractAsyncContextManager[Target]
+    if target is not DrillTarget.local and heartbeat_s is not None:
+        raise typer.BadParameter("an installation that is up has its own heartbeat", param_hint="--heartbeat-s")
+    match target:
+        case DrillTarget.local:
+            opened = open_target(directory, heartbeat_s=heartbeat_s or LOCAL_HEARTBEAT_S)
+        case DrillTarget.compose:
+            directory /= "compose"
+            opened = open_compose_target(directory)
+        case DrillTarget.kube:
+            directory /= "kube"
+            opened = open_kube_target(directory, namespace)
+    _run(_play_drills(names, target, opened, directory, repeat, json=json))
+
+
+async def _play_drills(
+    names: list[str],
+    target: DrillTarget,
+    opened: AbstractAsyncContextManager[Target],
+    directory: Path,
+    repeat: int,
+    *,
+    json: bool,
+) -> None:
+    console = Console(stderr=json)
+    session = await run_drills(console, names, target.value, opened, repeat=repeat)
     if json:
-        typer.echo(stdlib_json.dumps(as_json(reports), indent=2))
+        typer.echo(stdlib_json.dumps(as_json(session), indent=2))
     else:
-        show_summary(console, reports)
-    if any(report.violations for report in reports):
+        show_summary(console, session)
+    if session.is_violated:
+        console.print(f"\nlogs: {directory}", highlight=False, soft_wrap=True)
         raise typer.Exit(1)
 
 
@@ -218,6 +277,14 @@ def _run(work: Coroutine[Any, Any, None]) -> None:
 
     try:
         asyncio.run(main())
-    except (BenchFailed, StepFailed, ProcessFailed, DirectoryBusy, DrillFailed, ServerMissing) as error:
+    except (
+        BenchFailed,
+        StepFailed,
+        ProcessFailed,
+        DirectoryBusy,
+        DrillFailed,
+        ServerMissing,
+        StoreUnavailable,
+    ) as error:
         typer.echo(str(error), err=True)
         raise typer.Exit(1) from error

@@ -18,12 +18,11 @@ from typing import Self
 
 import httpx
 
-from common.ids import UserId
-from common.store.postgres import migrate, open_postgres
-from common.store.tokens import SCOPES, Tokens
+from common.store.postgres import migrate
 from harness.balancer import Balancer
 from harness.ports import free_port, is_http_ready
 from harness.runner import Process, ProcessFailed, hold_directory
+from harness.sidecars import Sidecar, Sidecars, mint_api_key, mint_machine_token
 
 READY_WITHIN_S = 30.0
 START_ATTEMPTS = 3
@@ -48,6 +47,24 @@ def _keys_of_installation(path: Path) -> dict[str, str]:
         path.touch(mode=0o600)
         path.write_text(json.dumps(keys))
     return keys
+
+
+async def read_metrics(port: int) -> dict[str, float]:
+    """Return what a service measures, by sample, such as `towline_sse_clients` or `x_total{route="/y"}`.
+
+    Args:
+        port: a loopback port that leads to its admin port.
+
+    Raises:
+        OSError: it does not answer.
+    """
+    try:
+        async with httpx.AsyncClient() as http:
+            text = (await http.get(f"http://127.0.0.1:{port}/metrics")).raise_for_status().text
+    except httpx.HTTPError as error:
+        raise OSError(f"no metrics on port {port}") from error
+    samples = (line.rpartition(" ") for line in text.splitlines() if not line.startswith("#"))
+    return {name: float(value) for name, _, value in samples}
 
 
 class Service(Process):
@@ -92,18 +109,8 @@ class Service(Process):
                 return
 
     async def read_metrics(self) -> dict[str, float]:
-        """Return its metrics by sample, such as `towline_sse_clients` or `x_total{route="/y"}`.
-
-        Raises:
-            OSError: it does not answer.
-        """
-        try:
-            async with httpx.AsyncClient() as http:
-                text = (await http.get(f"http://127.0.0.1:{self.admin_port}/metrics")).raise_for_status().text
-        except httpx.HTTPError as error:
-            raise OSError(f"{self.name} does not show its metrics") from error
-        samples = (line.rpartition(" ") for line in text.splitlines() if not line.startswith("#"))
-        return {name: float(value) for name, _, value in samples}
+        """As the function of that name. Raises: OSError: it does not answer."""
+        return await read_metrics(self.admin_port)
 
 
 class Gateway(Service):
@@ -126,19 +133,6 @@ class Worker(Service):
 
 class Relay(Service):
     """One relay replica; it calls upstreams and is called by nobody."""
-
-
-class Sidecar(Process):
-    """A user's sidecar; its journal outlives its restarts."""
-
-    async def start_connected(self, *, within_s: float = READY_WITHIN_S) -> None:
-        """Start it and wait until a worker has welcomed it. Raises: ProcessFailed."""
-
-        async def is_connected() -> bool:
-            return '"event":"connected"' in self.read_log().replace(" ", "")
-
-        await self.start()
-        await self.wait_ready(is_connected, within_s=within_s)
 
 
 class Stack:
@@ -169,11 +163,11 @@ class Stack:
             "TOWLINE_EGRESS_ALLOW": "127.0.0.1,localhost",
         }
         self._balancer = Balancer()
+        self.sidecars = Sidecars(directory, postgres_url=postgres_url, env=inherited_environment())
         self._cleanup = AsyncExitStack()
         self.gateways: list[Gateway] = []
         self.workers: list[Worker] = []
         self.relays: list[Relay] = []
-        self.sidecars: list[Sidecar] = []
         self.api_key = ""
 
     @property
@@ -189,15 +183,18 @@ class Stack:
             await migrate(self._postgres_url)
             await self._balancer.start(free_port())
             cleanup.push_async_callback(self._balancer.stop)
-            self.api_key = await self._mint_api_key()
+            _, self.api_key = await mint_api_key(self._postgres_url)
             self._cleanup = cleanup.pop_all()
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Stop everything, the last started first."""
-        await self._cleanup.aclose()
+        """Stop everything: sidecars, and then the services, the last started first."""
+        try:
+            await self.sidecars.stop()
+        finally:
+            await self._cleanup.aclose()
 
     async def add_gateway(self, env: Mapping[str, str] | None = None) -> Gateway:
         """Start one more gateway and wait until it is ready; `env` overrides settings, such as `REDIS_URL`."""
@@ -259,38 +256,8 @@ class Stack:
             bridge_url: one worker or a proxy, in place of the balancer.
             env: further variables.
         """
-        token = await self.mint_machine_token(user)
-        name = f"sidecar-{len(self.sidecars) + 1}"
-        state = self._directory / name
-        state.mkdir(mode=0o700, exist_ok=True)
-        sidecar_env = {
-            **inherited_environment(),
-            "TOWLINE_BRIDGE_URL": bridge_url or self.bridge_url,
-            "TOWLINE_TOKEN": token,
-            "TOWLINE_STATE_DIR": str(state),
-            # Drills and the soak read deliveries and starts out of the log, and those are told at debug only.
-            "TOWLINE_LOG_LEVEL": "debug",
-            **(env or {}),
-        }
-        argv = [sys.executable, "-m", "towline.cli", "sidecar", "run", "--name", name, "--log-format", "json"]
-        argv += [word for module in tools for word in ("--tools", module)]
-        sidecar = Sidecar(name, argv, directory=self._directory, env=sidecar_env)
-        self.sidecars.append(sidecar)
-        self._cleanup.push_async_callback(sidecar.stop)
-        if connected:
-            await sidecar.start_connected()
-        else:
-            await sidecar.start()
-        return sidecar
+        return await self.sidecars.add(user, bridge_url or self.bridge_url, tools=tools, env=env, connected=connected)
 
     async def mint_machine_token(self, user: str) -> str:
         """Make a machine token for a user, as `towline tokens` does."""
-        async with open_postgres(self._postgres_url) as postgres:
-            _, value = await Tokens(postgres).add_machine_token(UserId(user), "harness", None)
-        return value
-
-    async def _mint_api_key(self) -> str:
-        async with open_postgres(self._postgres_url) as postgres:
-            minted = await Tokens(postgres).add_api_key("harness", SCOPES, None)
-        assert minted is not None, "only a first key may be refused"
-        return minted[1]
+        return await mint_machine_token(self._postgres_url, user)

@@ -6,6 +6,7 @@ from typing import Final
 
 from harness.drills import (
     clients,
+    cluster,
     gateways,
     limits,
     machines,
@@ -29,6 +30,7 @@ JOB_DRILLS: Final[dict[str, Scenario]] = {
     "socket-cut": machines.socket_cut,
     "rolling-workers": rolling.rolling_workers,
     "rolling-gateways": rolling.rolling_gateways,
+    "scale": rolling.scale,
     "laptop-sleep": machines.laptop_sleep,
     "two-machines": machines.two_machines,
     "poison": limits.poison,
@@ -68,7 +70,13 @@ TURN_CUT_DRILLS: Final[dict[str, Scenario]] = {
     "turn-postgres-restart": turn_cuts.turn_postgres_restart,
     "turn-redis-flush": turn_cuts.turn_redis_flush,
 }
-DRILLS: Final = JOB_DRILLS | STORE_DRILLS | EVENT_DRILLS | TURN_DRILLS | TURN_CUT_DRILLS
+CLUSTER_DRILLS: Final[dict[str, Scenario]] = {
+    "pods-delete": cluster.pods_delete,
+    "rollout": cluster.rollout,
+    "network-cut": cluster.network_cut,
+    "node-stop": cluster.node_stop,
+}
+DRILLS: Final = JOB_DRILLS | STORE_DRILLS | EVENT_DRILLS | TURN_DRILLS | TURN_CUT_DRILLS | CLUSTER_DRILLS
 
 
 def story(name: str) -> str:

@@ -26,11 +26,12 @@ async def gateway_kill(scene: Scene) -> None:
 
 
 async def _killed_while_waiting(scene: Scene, user: str, gateway: Gateway) -> None:
-    job = scene.submit(user, "work", "waited-for", seconds=0.5)
+    job = scene.submit(user, "work", "waited-for", held=True)
     await scene.began(job)
     scene.say(f"the tool runs, a caller waits at {gateway.name}; killing it (SIGKILL)")
     cut_at = time.monotonic()
     await gateway.kill()
+    await scene.let_go(job)
     answer = await scene.expect(job, "completed", executions=1, deliveries=1, attempts=1)
     scene.say(f"the caller took the key to another gateway; answered {answer.at - cut_at:.2f} s after the kill")
     scene.recovered("killed while a caller waits", cut_at, answer.at, within_s=RETRY_WITHIN_S)

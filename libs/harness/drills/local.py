@@ -7,28 +7,19 @@ Promises: `async with open_target(...)` leaves nothing running.
 import asyncio
 import contextlib
 import shutil
-from collections import Counter
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from harness.agent.remote import RemoteAgent, running_agent
 from harness.balancer import Balancer
-from harness.drills.local_parts import (
-    LocalGateway,
-    LocalMachine,
-    LocalRedis,
-    LocalReplica,
-    LocalReplicas,
-    LocalStore,
-    LocalWorker,
-    drill_fails,
-)
+from harness.drills.catalogue import CLUSTER_DRILLS
+from harness.drills.laptops import Laptop, Laptops
+from harness.drills.local_parts import LocalGateway, LocalRedis, LocalReplica, LocalStore, LocalWorker
+from harness.drills.replicas import Place, Replicas
 from harness.drills.target import Executions, Machine, Role
-from harness.drills.tools import NOTES_VARIABLE
 from harness.embedded import EmbeddedPostgres, EmbeddedValkey
 from harness.endpoint import RemoteEndpoint, running_endpoint
-from harness.faults import TcpProxy
 from harness.model.remote import RemoteModel, running_model
 from harness.ports import free_port
 from harness.runner import hold_directory
@@ -37,6 +28,10 @@ from harness.stack import Stack
 
 class LocalTarget:
     """See `target.Target` and the module."""
+
+    allowance_s = 0.0
+    cannot = dict.fromkeys(CLUSTER_DRILLS, "needs a cluster")
+    cluster = None
 
     def __init__(
         self,
@@ -63,11 +58,11 @@ class LocalTarget:
         self.redis_url = valkey.url
         self._stack = stack
         self._balancer = balancer
-        self._notes = notes
-        self._replicas: dict[Role, LocalReplicas[Any]] = {
-            "gateway": LocalReplicas(self._add_gateway),
-            "worker": LocalReplicas(self._add_worker),
-            "relay": LocalReplicas(self._add_relay),
+        self._laptops = Laptops(stack.sidecars, bridge_url=f"ws://127.0.0.1:{balancer.port}", notes=notes)
+        self._replicas: dict[Role, Replicas[Any]] = {
+            "gateway": Replicas(self._add_gateway),
+            "worker": Replicas(self._add_worker),
+            "relay": Replicas(self._add_relay),
         }
         self.gateways: list[LocalGateway] = self._replicas["gateway"].running
         self.workers: list[LocalWorker] = self._replicas["worker"].running
@@ -80,36 +75,23 @@ class LocalTarget:
         return LocalGateway(await self._stack.add_gateway())
 
     async def _add_worker(self) -> LocalWorker:
-        return LocalWorker(await self._stack.add_worker(), self._balancer)
+        return LocalWorker(await self._stack.add_worker(), Place(self._balancer))
 
     async def _add_relay(self) -> LocalReplica:
         return LocalReplica(await self._stack.add_relay())
 
-    async def add_machine(self, user: str, *, connected: bool = True) -> LocalMachine:
-        proxy = TcpProxy(f"ws://127.0.0.1:{self._balancer.port}")
-        with drill_fails():
-            sidecar = await self._stack.add_sidecar(
-                user,
-                tools=["harness.drills.tools"],
-                bridge_url=await proxy.start(),
-                env={NOTES_VARIABLE: str(self._notes / user)},
-                connected=connected,
-            )
-        return LocalMachine(user, sidecar, proxy)
+    async def add_machine(self, user: str, *, connected: bool = True) -> Laptop:
+        return await self._laptops.add(user, connected=connected)
 
     async def remove_machine(self, machine: Machine) -> None:
-        assert isinstance(machine, LocalMachine), "it was made here"
-        await machine.sidecar.stop()
-        await machine.proxy.stop()
+        assert isinstance(machine, Laptop), "it was made here"
+        await self._laptops.remove(machine)
+
+    async def let_go(self, user: str, mark: str) -> None:
+        self._laptops.let_go(user, mark)
 
     async def executions(self, user: str) -> Mapping[str, Executions]:
-        try:
-            lines = (self._notes / user).read_text().splitlines()
-        except FileNotFoundError:
-            return {}
-        notes = Counter(lines)
-        marks = {line.partition(" ")[2] for line in lines}
-        return {mark: Executions(notes[f"began {mark}"], notes[f"ended {mark}"]) for mark in marks}
+        return self._laptops.executions(user)
 
     async def heal(self) -> None:
         # What everything else needs comes first.

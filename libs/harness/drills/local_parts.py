@@ -1,42 +1,20 @@
-"""The parts of a target on this machine: services and servers as processes, sidecars behind a proxy each.
+"""The parts of a target on this machine: services and servers as processes.
 
 Used by:  `local`, which makes a whole installation of them.
 """
 
-import contextlib
-import signal
-from collections.abc import Awaitable, Callable, Iterator, Mapping
-from typing import Generic, TypeVar
+from collections.abc import Mapping
 
 import redis.asyncio
 
-from harness.balancer import Balancer
+from harness.drills.laptops import GONE_WITHIN_S, drill_fails, wait_killed
+from harness.drills.replicas import Place
 from harness.drills.target import DrillFailed
 from harness.embedded import EmbeddedServer
-from harness.faults import TcpProxy
-from harness.runner import Process, ProcessFailed
-from harness.stack import Gateway, Service, Sidecar, Worker
+from harness.stack import Gateway, Service, Worker
 
-GONE_WITHIN_S = 10.0
 # A worker's drain (25 s), its outcomes (5 s) and some: a service that takes longer was not going to leave.
 LEAVES_WITHIN_S = 40.0
-CONNECTS_WITHIN_S = 30.0
-
-
-@contextlib.contextmanager
-def drill_fails() -> Iterator[None]:
-    """Say `DrillFailed` of a process that did not do its part."""
-    try:
-        yield
-    except ProcessFailed as error:
-        raise DrillFailed(str(error)) from error
-
-
-async def _wait_killed(process: Process, *, within_s: float) -> None:
-    with drill_fails():
-        code = await process.wait(within_s=within_s)
-    if code != -signal.SIGKILL:
-        raise DrillFailed(f"{process.name} ended with {code}, not by SIGKILL")
 
 
 class LocalReplica:
@@ -60,7 +38,7 @@ class LocalReplica:
 
     async def kill(self) -> None:
         self.service.kill()
-        await _wait_killed(self.service, within_s=GONE_WITHIN_S)
+        await wait_killed(self.service, within_s=GONE_WITHIN_S)
 
     async def term(self) -> int:
         self.service.term()
@@ -96,74 +74,30 @@ class LocalGateway(LocalReplica):
 
 
 class LocalWorker(LocalReplica):
-    """A worker behind the balancer, which leads no new sockets to it while it leaves or is frozen.
-
-    In Kubernetes a pod that is told to leave is taken out of its Service at the same time, and one that does not answer
-    after its readiness probe has failed.
-    """
+    """A worker behind the balancer."""
 
     service: Worker
 
-    def __init__(self, service: Worker, balancer: Balancer) -> None:
+    def __init__(self, service: Worker, place: Place) -> None:
         super().__init__(service)
-        self._balancer = balancer
-        self._lead_here()
+        self._place = place
+        place.take(service.port)
 
     async def start(self) -> None:
         await super().start()
-        self._lead_here()
+        self._place.take(self.service.port)
 
     async def term(self) -> int:
-        self._balancer.backends.remove(self._address)
+        self._place.leave()
         return await super().term()
 
     async def freeze(self) -> None:
-        self._balancer.backends.remove(self._address)
+        self._place.leave()
         await super().freeze()
 
     async def thaw(self) -> None:
         await super().thaw()
-        self._lead_here()
-
-    @property
-    def _address(self) -> tuple[str, int]:
-        return ("127.0.0.1", self.service.port)
-
-    def _lead_here(self) -> None:
-        if self._address not in self._balancer.backends:
-            self._balancer.backends.append(self._address)
-
-
-R = TypeVar("R", bound=LocalReplica)
-
-
-class LocalReplicas(Generic[R]):
-    """All replicas of one role.
-
-    Attributes:
-        running: those that are meant to run; the same list always.
-    """
-
-    def __init__(self, add: Callable[[], Awaitable[R]]) -> None:
-        """`add`: starts one more."""
-        self.running: list[R] = []
-        self._add = add
-        # Scaled away; they come back as they were.
-        self._spare: list[R] = []
-
-    async def scale(self, replicas: int) -> None:
-        """See `Target.scale`."""
-        while len(self.running) < replicas:
-            if self._spare:
-                replica = self._spare.pop()
-                await replica.start()
-            else:
-                replica = await self._add()
-            self.running.append(replica)
-        while len(self.running) > replicas:
-            replica = self.running.pop()
-            self._spare.append(replica)
-            await replica.term()
+        self._place.take(self.service.port)
 
 
 class LocalStore:
@@ -198,59 +132,3 @@ class LocalRedis(LocalStore):
     async def flush(self) -> None:
         async with redis.asyncio.Redis.from_url(self.server.url) as client:
             await client.flushall()
-
-
-class LocalMachine:
-    """A sidecar as a process, behind a proxy of its own."""
-
-    def __init__(self, user: str, sidecar: Sidecar, proxy: TcpProxy) -> None:
-        self.sidecar = sidecar
-        self.proxy = proxy
-        self._user = user
-
-    @property
-    def name(self) -> str:
-        return self.sidecar.name
-
-    @property
-    def user(self) -> str:
-        return self._user
-
-    async def is_running(self) -> bool:
-        return self.sidecar.is_running
-
-    async def start(self, *, connected: bool = True) -> None:
-        if connected:
-            with drill_fails():
-                await self.sidecar.start_connected(within_s=CONNECTS_WITHIN_S)
-        else:
-            await self.sidecar.start()
-
-    async def stop(self) -> None:
-        await self.sidecar.stop()
-
-    async def kill(self) -> None:
-        self.sidecar.kill()
-        await self.killed(within_s=GONE_WITHIN_S)
-
-    async def killed(self, *, within_s: float) -> None:
-        await _wait_killed(self.sidecar, within_s=within_s)
-
-    async def freeze(self) -> None:
-        self.sidecar.freeze()
-
-    async def thaw(self) -> None:
-        self.sidecar.thaw()
-
-    async def cut(self) -> None:
-        self.proxy.cut()
-
-    async def unplug(self) -> None:
-        self.proxy.refuse()
-        self.proxy.cut()
-
-    async def plug(self) -> None:
-        await self.proxy.heal()
-
-    async def logs(self) -> str:
-        return self.sidecar.log.read_text()

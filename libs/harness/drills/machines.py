@@ -22,12 +22,13 @@ async def sidecar_kill(scene: Scene) -> None:
     """A sidecar dies in the middle of an action: a hinted one runs again, of any other nobody knows how far it came."""
     acting, looking = await scene.new_machines(2)
     work = scene.submit(acting.user, "work", "action", seconds=30)
-    look = scene.submit(looking.user, "look", "look", seconds=0.5)
+    look = scene.submit(looking.user, "look", "look", held=True)
     await asyncio.gather(scene.began(work), scene.began(look))
     scene.say("both tools run; killing both sidecars (SIGKILL)")
     await asyncio.gather(acting.kill(), looking.kill())
     cut_at = time.monotonic()
     scene.say("both are gone; starting them again on their journals")
+    await scene.target.let_go(looking.user, look.key)
     await asyncio.gather(acting.start(), looking.start())
     unknown = await scene.expect(work, "unknown", executions=1, deliveries=2, attempts=2, code="interrupted")
     scene.say(f"the action: nobody knows, told {unknown.at - cut_at:.2f} s after the kill; it did not run again")
@@ -47,7 +48,7 @@ async def socket_cut(scene: Scene) -> None:
 
 
 async def _cut_and_back_before_the_end(scene: Scene, machine: Machine) -> None:
-    job = scene.submit(machine.user, "work", "goes-on", seconds=2.0)
+    job = scene.submit(machine.user, "work", "goes-on", held=True)
     await scene.began(job)
     session = (await scene.evidence.presence(machine.user))["session"]
     scene.say("the tool runs; cutting the machine's socket")
@@ -56,14 +57,16 @@ async def _cut_and_back_before_the_end(scene: Scene, machine: Machine) -> None:
     await scene.new_session(machine.user, session)
     scene.say(f"a new session after {time.monotonic() - cut_at:.2f} s")
     scene.recovered("cut, back at once", cut_at, time.monotonic(), within_s=RECONNECTS_WITHIN_S)
+    await scene.let_go(job)
     await scene.expect(job, "completed", executions=1, deliveries=1, attempts=1)
 
 
 async def _cut_until_the_end(scene: Scene, machine: Machine) -> None:
-    job = scene.submit(machine.user, "work", "ends-alone", seconds=0.3)
+    job = scene.submit(machine.user, "work", "ends-alone", held=True)
     await scene.began(job)
     scene.say("the tool runs; cutting the machine's socket, and nobody can be reached")
     await machine.unplug()
+    await scene.let_go(job)
     await scene.eventually("the tool has ended", lambda: scene.events(machine.user, "job_ended"))
     scene.say("the tool has ended, nobody was told; the network is back")
     plugged_at = time.monotonic()
@@ -80,7 +83,7 @@ async def laptop_sleep(scene: Scene) -> None:
     """The lid is closed with one job running and one waiting behind it, for longer than presence lasts, and opened."""
     machine = await scene.new_machine()
     user, heartbeat_s = machine.user, scene.target.heartbeat_s
-    running = scene.submit(user, "look", "running", heeds_offline=True, seconds=1.0)
+    running = scene.submit(user, "look", "running", heeds_offline=True, held=True)
     await scene.began(running)
     waiting = scene.submit(user, "look", "waiting", heeds_offline=True)
 
@@ -110,6 +113,7 @@ async def laptop_sleep(scene: Scene) -> None:
     await asyncio.sleep(max(0.0, closed_at + SLEEP_S - time.monotonic()))
     began = {key: noted.began for key, noted in (await scene.target.executions(user)).items()}
     scene.check("begun before the wake", {"running": 1}, began)
+    await scene.target.let_go(user, running.key)
     woken_at = time.monotonic()
     await machine.thaw()
     scene.say(f"opened the lid after {woken_at - closed_at:.1f} s (SIGCONT)")

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
+from harness.drills.evidence import Lease
 from harness.drills.scene import Scene
 from harness.drills.streams import Followed
 from harness.drills.target import Replica
@@ -34,7 +35,7 @@ class _Cut(NamedTuple):
     runs: list[Followed]
     relay: Replica
     held: list[Followed]
-    epochs: dict[str, int]
+    leases: dict[str, Lease]
 
 
 async def relay_kill(scene: Scene) -> None:
@@ -144,22 +145,21 @@ async def _flowing(scene: Scene) -> _Cut:
     await asyncio.gather(*(scene.streams.flows(run) for run in runs))
     relay = await scene.streams.owner(runs[0])
     held = [run for run in runs if await scene.streams.owner(run) is relay]
-    return _Cut(runs, relay, held, {run.run: await scene.streams.epoch(run) for run in runs})
+    return _Cut(runs, relay, held, {run.run: await scene.streams.lease(run) for run in runs})
 
 
 async def _expect_takeover(scene: Scene, cut: _Cut, label: str, cut_at: float, *, within_s: float) -> None:
     """Every run of the relay goes on under another one and a newer epoch; the others notice nothing."""
-    waits = [scene.streams.taken_over(run, since_epoch=cut.epochs[run.run], within_s=LATE_S) for run in cut.held]
+    waits = [scene.streams.taken_over(run, since_epoch=cut.leases[run.run].epoch, within_s=LATE_S) for run in cut.held]
     good_at = max(await asyncio.gather(*waits))
     scene.say(f"all watchers of its {len(cut.held)} runs see events again {good_at - cut_at:.2f} s after the cut")
     scene.recovered(label, cut_at, good_at, within_s=within_s)
     for run in cut.runs:
         is_held = run in cut.held
-        owner = await scene.streams.owner(run)
+        before, now = cut.leases[run.run], await scene.streams.lease(run)
         if is_held:
-            scene.check(f"{run.run}: another relay follows it", True, owner is not cut.relay)
-        grew = await scene.streams.epoch(run) > cut.epochs[run.run]
-        scene.check(f"{run.run}: the epoch grew", is_held, grew)
+            scene.check(f"{run.run}: another relay follows it", True, now.relay != before.relay)
+        scene.check(f"{run.run}: the epoch grew", is_held, now.epoch > before.epoch)
         openings = await _openings(scene, run)
         expected = f">= {2 * SOURCES}" if is_held else str(SOURCES)
         is_met = openings >= 2 * SOURCES if is_held else openings == SOURCES

@@ -25,6 +25,9 @@ from harness.drills.threads import Threads
 from towline.wire import api
 
 PRESENCE_EVERY_S = 0.1
+# A caller gives up after this; how long it did take is measured where it matters. The stores of a cluster, deleted one
+# after the other, take more than a minute.
+CALLERS_WAIT_S = 120.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +69,7 @@ class Scene(Stage):
         slow_s: float,
     ) -> None:
         """Set a scene on a target; the rest is the stage's."""
-        super().__init__(report, run=run, tell=tell, patience=patience)
+        super().__init__(report, run=run, tell=tell, patience=patience, allowance_s=target.allowance_s)
         self.target = target
         self.caller = caller
         self.evidence = evidence
@@ -165,15 +168,24 @@ class Scene(Stage):
 
     def _ask(self, user: str, body: dict[str, Any], key: str, *, first: int, heeds_offline: bool) -> Asked:
         asked_at = time.monotonic()
-        call = self.caller.submit(user, body, key, first=first, heeds_offline=heeds_offline)
+        call = self.caller.submit(user, body, key, first=first, heeds_offline=heeds_offline, within_s=CALLERS_WAIT_S)
         caller = asyncio.create_task(call, name=f"caller:{user}:{key}")
         self._callers.append(caller)
         return Asked(user, key, body, asked_at, caller)
+
+    def outlasting(self, seconds: float) -> float:
+        """How long what is to be cut must take on this target, if so many seconds do where a cut is a signal."""
+        return seconds + 2 * self.target.allowance_s
 
     async def began(self, asked: Asked) -> int:
         """Wait until the job's tool has begun; returns the time, milliseconds of the wall clock."""
         await self.noted(asked, lambda noted: noted.began > 0, "began")
         return int(time.time() * 1000)
+
+    async def let_go(self, asked: Asked) -> None:
+        """Let a job's tool that is held come to its end, and wait for that."""
+        await self.target.let_go(asked.user, asked.key)
+        await self.noted(asked, lambda noted: noted.ended > 0, "ended")
 
     async def noted(self, asked: Asked, is_it: Callable[[Executions], bool], what: str) -> None:
         """Wait until the tool's own notes of a job are as `is_it` wants them."""

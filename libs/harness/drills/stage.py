@@ -30,16 +30,20 @@ class Stage:
         run: makes this run's names unlike all others.
     """
 
-    def __init__(self, report: Report, *, run: str, tell: Callable[[str], None], patience: float) -> None:
+    def __init__(
+        self, report: Report, *, run: str, tell: Callable[[str], None], patience: float, allowance_s: float
+    ) -> None:
         """
         Args:
             tell: takes each line of the timeline.
             patience: times every limit of time; 1 where a drill measures, more where a busy machine only counts.
+            allowance_s: what the target's own tools may take, on top of it.
         """
         self.report = report
         self.run = run
         self._tell = tell
         self._patience = patience
+        self._allowance_s = allowance_s
         self._began = time.monotonic()
 
     def say(self, text: str) -> None:
@@ -63,7 +67,7 @@ class Stage:
     def recovered(self, label: str, cut_at: float, good_at: float, *, within_s: float) -> None:
         """Write down how long it took from a cut to its repair (monotonic seconds)."""
         taken_s = max(0.0, good_at - cut_at)
-        within_s *= self._patience
+        within_s = within_s * self._patience + self._allowance_s
         self.report.recoveries.append(Recovery(label, taken_s))
         self.check(f"{label}: recovery", f"<= {within_s:.1f} s", f"{taken_s:.2f} s", is_met=taken_s <= within_s)
 
@@ -80,7 +84,7 @@ class Stage:
         Raises:
             DrillFailed: it did not within `within_s`.
         """
-        within_s *= self._patience
+        within_s = within_s * self._patience + self._allowance_s
         deadline = time.monotonic() + within_s
         while True:
             with contextlib.suppress(StoreUnavailable):

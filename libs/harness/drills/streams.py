@@ -15,7 +15,7 @@ from typing import Any
 
 from harness.agent import Script
 from harness.drills.caller import Caller
-from harness.drills.evidence import Evidence
+from harness.drills.evidence import Evidence, Lease
 from harness.drills.sequences import Seen, tally, total
 from harness.drills.stage import Stage
 from harness.drills.target import DrillFailed, Replica, Target, log_events
@@ -148,12 +148,12 @@ class Streams:
 
         return await self._stage.eventually(f"a relay follows {followed.run}", find)
 
-    async def epoch(self, followed: Followed) -> int:
-        """The present owner's epoch. Raises: DrillFailed: nobody owns it."""
+    async def lease(self, followed: Followed) -> Lease:
+        """Who follows it now, and under which epoch. Raises: DrillFailed: nobody does."""
         lease = await self._evidence.lease(followed.run)
         if lease is None:
             raise DrillFailed(f"nobody follows {followed.run}")
-        return lease.epoch
+        return lease
 
     async def taken_over(self, followed: Followed, *, since_epoch: int, within_s: float) -> float:
         """Wait until every watcher has an event of a newer epoch; returns when the last one got it."""

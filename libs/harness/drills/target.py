@@ -2,19 +2,22 @@
 
 Owns:     the words in which drills speak of an installation. There are no pids, paths or containers among them, so a
           scenario runs unchanged on processes of this machine, Compose or Kubernetes.
-Used by:  the scenarios; `local` is the adapter for processes of this machine.
+Used by:  the scenarios. `local` is the adapter for processes of this machine, `compose` for containers under Docker
+          Compose, `kube` for pods in a local cluster.
 """
 
 import contextlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Final, Literal, NamedTuple, Protocol
 
 from harness.agent import Script
 from harness.endpoint import TurnRequest
 from harness.model import ModelRequest
 
 Role = Literal["gateway", "worker", "relay"]
+Kind = Literal["gateway", "worker", "relay", "redis", "postgres"]
+ROLES: Final[Sequence[Role]] = ("gateway", "worker", "relay")
 
 
 class DrillFailed(Exception):
@@ -173,12 +176,58 @@ class Endpoint(Protocol):
         """The requests for a turn, in order."""
 
 
+class Cluster(Protocol):
+    """What only a cluster of several nodes does with an installation."""
+
+    async def delete(self, kind: Kind) -> str:
+        """Delete a pod; returns its name once another one is ready in its place.
+
+        A service's is deleted by force. A store's is not: its successor could meet it at the data that they share.
+        """
+
+    async def roll(self, role: Role) -> None:
+        """Roll a Deployment out anew; returns when all its pods are new ones and the old ones have left."""
+
+    async def ready(self, role: Role) -> int:
+        """How many pods of a role are ready, whether they are among the target's replicas or not."""
+
+    async def stop_node(self) -> Sequence[str]:
+        """Cut the power of a node that holds no store and no stand-in; returns the names of the replicas on it.
+
+        Raises: DrillFailed: each node holds one.
+        """
+
+    async def replace_lost(self) -> None:
+        """Have other nodes run what the lost one did: it is cordoned, and its pods are deleted by force.
+
+        Returns when others are ready. Kubernetes would do the same, once a node was away for longer than it and the
+        pods tolerate.
+        """
+
+    async def start_node(self) -> None:
+        """Switch it on again; returns when it is ready, and what had been on it is gone."""
+
+    async def cut_off_redis(self) -> None:
+        """Let no new connection to Redis through, by NetworkPolicy; returns when that acts."""
+
+    async def mend(self) -> None:
+        """Let them through as before."""
+
+
 class Target(Protocol):
     """A whole installation, healthy when a drill begins."""
 
     @property
     def heartbeat_s(self) -> float:
         """How often presence is refreshed; every presence time is a multiple of it."""
+
+    @property
+    def allowance_s(self) -> float:
+        """What its own tools may take for a cut and for what undoes it, on top of each limit of time; 0 for signals."""
+
+    @property
+    def cannot(self) -> Mapping[str, str]:
+        """The drills that cannot be played on it, each with the reason."""
 
     @property
     def gateways(self) -> Sequence[Gateway]:
@@ -213,6 +262,10 @@ class Target(Protocol):
         """Redis."""
 
     @property
+    def cluster(self) -> Cluster | None:
+        """What runs it, if that is a cluster."""
+
+    @property
     def api_key(self) -> str:
         """A key for every user's jobs."""
 
@@ -232,6 +285,9 @@ class Target(Protocol):
 
     async def remove_machine(self, machine: Machine) -> None:
         """End a machine for good, in whatever state it is."""
+
+    async def let_go(self, user: str, mark: str) -> None:
+        """Let the held tool of that mark on the user's machines come to its end."""
 
     async def executions(self, user: str) -> Mapping[str, Executions]:
         """What the tools on all of a user's machines have noted, by the job's mark."""

@@ -9,20 +9,26 @@ from pathlib import Path
 
 from towline.sidecar import tool
 
+HELD_POLL_EVERY_S = 0.02
 # The file that takes a line `began MARK` or `ended MARK`; one for all machines of a user.
 NOTES_VARIABLE = "DRILL_NOTES"
 
 
+def let_go_file(notes: Path, mark: str) -> Path:
+    """The file that lets a held job of that mark come to its end, once it is there."""
+    return notes.with_name(f"{notes.name}.{mark}.let-go")
+
+
 @tool
-async def work(mark: str, seconds: float = 0.0) -> str:
-    """Have a side effect, which takes a while: runs at most once."""
-    return await _act(mark, seconds)
+async def work(mark: str, seconds: float = 0.0, held: bool = False) -> str:
+    """Have a side effect, which takes a while, or until the drill lets it go: runs at most once."""
+    return await _act(mark, seconds, held)
 
 
 @tool(read_only=True)
-async def look(mark: str, seconds: float = 0.0) -> str:
-    """Look at something for a while: may run again if the sidecar died."""
-    return await _act(mark, seconds)
+async def look(mark: str, seconds: float = 0.0, held: bool = False) -> str:
+    """Look at something for a while, or until the drill lets it go: may run again if the sidecar died."""
+    return await _act(mark, seconds, held)
 
 
 @tool
@@ -37,9 +43,11 @@ async def crash_looking(mark: str) -> str:
     return await _die(mark)
 
 
-async def _act(mark: str, seconds: float) -> str:
+async def _act(mark: str, seconds: float, held: bool) -> str:
     _note("began", mark)
     await asyncio.sleep(seconds)
+    while held and not let_go_file(Path(os.environ[NOTES_VARIABLE]), mark).exists():  # noqa: ASYNC110 (another process)
+        await asyncio.sleep(HELD_POLL_EVERY_S)
     _note("ended", mark)
     return mark
 

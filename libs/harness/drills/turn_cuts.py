@@ -13,6 +13,7 @@ from towline.wire import events
 REDELIVERED_WITHIN_S = 15.0
 # Long enough to be cut in the middle, when whoever cuts is slow as well.
 SPEAKS_S = 6
+THINKS_S = 2
 RESTART_TAKES_S = 3.0
 # So many that some are on their way when the gateway dies.
 POSTS = 24
@@ -27,6 +28,7 @@ class _Cut(NamedTuple):
     asked: Asked
     worker: Replica
     machine: Machine
+    speaks_s: float
 
 
 async def turn_crash(scene: Scene) -> None:
@@ -40,7 +42,7 @@ async def turn_crash(scene: Scene) -> None:
     await _expect_redelivery(scene, cut, "worker killed", cut_at, second_call="left")
     await cut.worker.start()
     scene.say(f"{cut.worker.name} is back")
-    await scene.threads.expect(behind, "completed", within_s=SPEAKS_S + LATE_S)
+    await scene.threads.expect(behind, "completed", within_s=cut.speaks_s + LATE_S)
     await scene.threads.expect_told(cut.thread)
 
 
@@ -72,13 +74,14 @@ async def turn_freeze(scene: Scene) -> None:
 async def _speaking(scene: Scene) -> _Cut:
     """A turn that has called a tool and now speaks; one watcher sees all of it, one comes back, and one comes late."""
     machine = await scene.new_machine()
-    thread = await scene.threads.open(f"tools-1+slow-{SPEAKS_S}", user=machine.user)
+    speaks_s = scene.outlasting(SPEAKS_S)
+    thread = await scene.threads.open(f"tools-1+slow-{speaks_s:g}", user=machine.user)
     early, reconnecting = scene.threads.watch(thread), scene.threads.watch(thread, first=1)
     asked = await scene.threads.say(thread, use("work", "before"))
     await scene.threads.speaks(early, asked)
     await scene.threads.speaks(reconnecting, asked)
     await scene.threads.leave(reconnecting)
-    return _Cut(thread, asked, await scene.threads.runner(asked), machine)
+    return _Cut(thread, asked, await scene.threads.runner(asked), machine, speaks_s)
 
 
 async def _expect_redelivery(scene: Scene, cut: _Cut, label: str, cut_at: float, *, second_call: str) -> None:
@@ -94,7 +97,7 @@ async def _expect_redelivery(scene: Scene, cut: _Cut, label: str, cut_at: float,
     scene.threads.come_back(thread.watchers[1])
     scene.threads.watch(thread)
     repeats = int(second_call == "answered")
-    turn = await scene.threads.expect(asked, "completed", within_s=SPEAKS_S + LATE_S, attempts=2, repeats=repeats)
+    turn = await scene.threads.expect(asked, "completed", within_s=cut.speaks_s + LATE_S, attempts=2, repeats=repeats)
     # The answer that was cut off is asked for again, and nothing else: not the call before it, nor the tool.
     requests = await scene.target.model.about(asked.key + ".")
     scene.check("model calls", ["answered", second_call, "answered"], [request.end for request in requests])
@@ -122,9 +125,10 @@ async def turn_postgres_restart(scene: Scene) -> None:
     scene.threads.come_back(cut.thread.watchers[1])
     scene.threads.watch(cut.thread)
     # Either the attempt outlived it, or the next one goes on behind the tool.
-    await scene.threads.expect(cut.asked, "completed", within_s=REDELIVERED_WITHIN_S + SPEAKS_S + LATE_S, attempts=None)
+    within_s = REDELIVERED_WITHIN_S + cut.speaks_s
+    await scene.threads.expect(cut.asked, "completed", within_s=within_s + LATE_S, attempts=None)
     ended_at = await scene.threads.seen(cut.thread.watchers[0], lambda heard: heard.type in events.TURN_ENDS, "the end")
-    scene.recovered("Postgres restarted", cut_at, ended_at, within_s=REDELIVERED_WITHIN_S + SPEAKS_S)
+    scene.recovered("Postgres restarted", cut_at, ended_at, within_s=within_s)
     noted = (await scene.target.executions(cut.machine.user))["before"]
     scene.check("executions of the tool", 1, noted.began)
     await scene.threads.expect_told(cut.thread, other)
@@ -166,25 +170,26 @@ async def turn_redis_flush(scene: Scene) -> None:
     await scene.eventually("Redis is used again", is_reborn)
     scene.threads.come_back(cut.thread.watchers[1])
     scene.threads.watch(cut.thread)
-    await scene.threads.expect(cut.asked, "completed", within_s=SPEAKS_S + LATE_S)
+    await scene.threads.expect(cut.asked, "completed", within_s=cut.speaks_s + LATE_S)
     noted = (await scene.target.executions(cut.machine.user))["before"]
     scene.check("executions of the tool", 1, noted.began)
     await scene.threads.expect_told(cut.thread, gaps=True)
     behind = await scene.threads.say(cut.thread, use("look", "after"))
-    await scene.threads.expect(behind, "completed", within_s=SPEAKS_S + LATE_S)
+    await scene.threads.expect(behind, "completed", within_s=cut.speaks_s + LATE_S)
     scene.say("the thread goes on")
 
 
 async def turn_tool_cut(scene: Scene) -> None:
     """A turn calls two tools: its worker dies between them, and the machine dies in the second one."""
     machine = await scene.new_machine()
-    thread = await scene.threads.open("tools-2+think-2", user=machine.user)
+    thinks_s = scene.outlasting(THINKS_S)
+    thread = await scene.threads.open(f"tools-2+think-{thinks_s:g}", user=machine.user)
     watcher = scene.threads.watch(thread)
     question = "\n".join((use("work", "first", seconds=1), use("work", "second", seconds=30)))
     asked = await scene.threads.say(thread, question)
     # Known before the cut is due: then nothing is between the result and the kill.
     worker = await scene.threads.runner(asked)
-    await _results(scene, watcher, asked, 1)
+    await _results(scene, watcher, asked, 1, within_s=thinks_s + LATE_S)
     scene.say(f"the first tool has ended, the model thinks; killing {worker.name} (SIGKILL)")
     cut_at = time.monotonic()
     await worker.kill()
@@ -196,14 +201,14 @@ async def turn_tool_cut(scene: Scene) -> None:
         "second",
         lambda noted: noted.began > 0,
         "began",
-        within_s=REDELIVERED_WITHIN_S + LATE_S,
+        within_s=REDELIVERED_WITHIN_S + thinks_s + LATE_S,
     )
-    scene.recovered("worker killed", cut_at, time.monotonic(), within_s=REDELIVERED_WITHIN_S + 5)
+    scene.recovered("worker killed", cut_at, time.monotonic(), within_s=REDELIVERED_WITHIN_S + thinks_s + 3)
     scene.say("another worker goes on, the second tool runs; killing the machine (SIGKILL)")
     await machine.kill()
     scene.threads.watch(thread, first=1)
     await machine.start()
-    turn = await scene.threads.expect(asked, "completed", within_s=LATE_S + 15, attempts=2)
+    turn = await scene.threads.expect(asked, "completed", within_s=2 * thinks_s + LATE_S + 11, attempts=2)
     noted = await scene.target.executions(machine.user)
     scene.check("executions of the first tool", (1, 1), noted["first"])
     scene.check("executions of the second tool", (1, 0), noted["second"])
@@ -218,9 +223,9 @@ async def turn_tool_cut(scene: Scene) -> None:
     await scene.expect_nothing_left(machine.user)
 
 
-async def _results(scene: Scene, watcher: ThreadWatcher, asked: Asked, count: int) -> None:
+async def _results(scene: Scene, watcher: ThreadWatcher, asked: Asked, count: int, *, within_s: float) -> None:
     async def are_told() -> bool:
         found = [heard for heard in watcher.seen if heard.type == events.TOOL_RESULT and heard.turn == asked.turn]
         return len(found) >= count
 
-    await scene.eventually(f"{count} results of tools are told", are_told)
+    await scene.eventually(f"{count} results of tools are told", are_told, within_s=within_s)

@@ -12,8 +12,9 @@ from pathlib import Path
 import psycopg
 import redis.asyncio
 
+from harness.drills.laptops import Laptop
 from harness.drills.local import LocalTarget
-from harness.drills.local_parts import LocalMachine, LocalReplica, LocalStore
+from harness.drills.local_parts import LocalReplica, LocalStore
 from harness.drills.tools import NOTES_VARIABLE
 from harness.soak.following import Following
 from harness.soak.history import FaultBegan, FaultEnded, History, now_ms
@@ -22,7 +23,7 @@ from harness.soak.plan import FAULTS, Fault, Plan
 _TERMINATE = "select pg_terminate_backend(pid) from pg_stat_activity where pid <> pg_backend_pid() and usename = user"
 
 
-def notes_of(machine: LocalMachine) -> Path:
+def notes_of(machine: Laptop) -> Path:
     """Where a machine's tools note their executions; the nemesis notes `died` there when their process has gone."""
     return Path(machine.sidecar.env[NOTES_VARIABLE])
 
@@ -34,9 +35,7 @@ class Nemesis:
         under_way: kinds of the faults that are not undone yet.
     """
 
-    def __init__(
-        self, target: LocalTarget, machines: Sequence[LocalMachine], following: Following, history: History
-    ) -> None:
+    def __init__(self, target: LocalTarget, machines: Sequence[Laptop], following: Following, history: History) -> None:
         self.under_way: list[str] = []
         self._target = target
         self._machines = machines
@@ -106,7 +105,7 @@ class Nemesis:
             case kind:
                 raise ValueError(f"no such fault: {kind}")
 
-    async def _hit_machine(self, machine: LocalMachine, fault: Fault) -> None:
+    async def _hit_machine(self, machine: Laptop, fault: Fault) -> None:
         match fault.kind:
             case "sidecar-kill" | "sidecar-term":
                 await (machine.kill() if fault.kind == "sidecar-kill" else machine.stop())

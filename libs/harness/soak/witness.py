@@ -17,8 +17,8 @@ from common.ids import UserId
 from common.store import keys
 from common.store.redis import Redis
 from harness.drills.evidence import Evidence
+from harness.drills.laptops import Laptop
 from harness.drills.local import LocalTarget
-from harness.drills.local_parts import LocalMachine
 from harness.drills.target import log_events
 from harness.soak.history import (
     AnyEvent,
@@ -56,7 +56,7 @@ class Witness:
         evidence: reads the stores.
     """
 
-    def __init__(self, target: LocalTarget, machines: Sequence[LocalMachine], redis: Redis, history: History) -> None:
+    def __init__(self, target: LocalTarget, machines: Sequence[Laptop], redis: Redis, history: History) -> None:
         self._target = target
         self.machines = machines
         self._redis = redis

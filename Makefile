@@ -9,10 +9,10 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help demo up test check bench soak models lock
+.PHONY: help demo up test check bench soak models images manifests lock compose-up compose-smoke compose-down kind-up kind-smoke kind-down
 
 help:
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-7s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: $(INSTALLED) ## Watch a job, a run and a turn, each while its process is killed; then stays up until Ctrl-C
 	@$(BIN)/towline demo
@@ -42,6 +42,31 @@ soak: $(INSTALLED) ## Random load and faults, checked against the promises: make
 
 models: ## Explore the protocol models to their end: about half an hour, up to 12 GB, needs g++
 	@docs/protocol/models/run.sh
+
+images: ## Build the images, with docker, podman or buildah (scripts/images: only some, another tag, another base)
+	@scripts/images
+
+compose-up: ## Run it in Docker on this machine: two of each service, stores, a proxy, Prometheus; prints what to export
+	@scripts/compose-up
+
+compose-smoke: ## Try that out: a job, a run and a turn through the proxy
+	@scripts/compose-smoke
+
+compose-down: ## Stop it; what it keeps stays
+	@scripts/compose-down
+
+kind-up: ## Run it on a Kubernetes of three nodes on this machine: images, cluster, deployment, smoke
+	@scripts/kind-up
+
+kind-smoke: ## Try that deployment out: a replay, a change of scale, a worker deleted in mid-job, gateways replaced
+	@scripts/kind-smoke
+
+kind-down: ## Remove that cluster
+	@scripts/kind-down
+
+manifests: $(INSTALLED) ## Render deploy/kustomize into deploy/kind.yaml, and check what was rendered (needs kubectl)
+	@scripts/manifests
+	@$(BIN)/python -m pytest -q tests/contract/test_manifests*.py
 
 lock: ## Pin the dependencies anew after a change of pyproject.toml (scripts/lock --upgrade: newest releases)
 	@PYTHON='$(PYTHON)' scripts/lock

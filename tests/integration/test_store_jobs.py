@@ -449,7 +449,7 @@ async def test_settle_removes_everything_and_tells_each_waiting_gateway(
     await Holder(redis_store, user, epoch=1).serve()
     record = await accepted(requests, user)
     await jobs.enqueue(record, GATEWAY)
-    await jobs.wait_for(record.job, GatewayId("gateway-2"))
+    await jobs.wait_for([record.job], GatewayId("gateway-2"))
     ended = await finished(requests, record, '{"result": [1.0,  "ü"]}')
     await jobs.settle(ended)
     for gateway in ("gateway-1", "gateway-2"):
@@ -486,7 +486,7 @@ async def test_settle_is_idempotent_and_anyones(
     """Twenty at once, with no epoch, over an entry that some session holds; the books come out even."""
     other = await queued(requests, jobs, user)
     record = await queued(requests, jobs, user)
-    await jobs.wait_for(record.job, GATEWAY)
+    await jobs.wait_for([record.job], GATEWAY)
     await Holder(redis_store, user, epoch=1).serve()
     ended = await finished(requests, record)
     await asyncio.gather(*(jobs.settle(ended) for _ in range(20)))
@@ -704,5 +704,5 @@ async def test_a_redis_that_may_evict_is_refused_at_the_start(redis_store: Redis
 
 async def test_waiters_lapse(jobs: Jobs, held: UserKeys) -> None:
     """Nobody waits for ever, and nobody cleans up after a gateway that died."""
-    await jobs.wait_for(JobId("a"), GATEWAY)
+    await jobs.wait_for([JobId("a")], GATEWAY)
     assert 0 < await held.client.ttl(keys.waiters(JobId("a"))) <= keys.WAITERS_TTL_S

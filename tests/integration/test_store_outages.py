@@ -103,7 +103,7 @@ async def test_every_call_on_a_killed_redis_is_unavailable_and_works_again_after
         lambda: jobs.ask(user, "echo"),
         lambda: jobs.enqueue(record, GATEWAY),
         lambda: jobs.enqueue_many([record]),
-        lambda: jobs.wait_for(record.job, GATEWAY),
+        lambda: jobs.wait_for([record.job], GATEWAY),
         lambda: jobs.settle(ended),
         holder.serve,
         holder.take,

@@ -69,7 +69,8 @@ class Scene:
         began = time.time()
 
         async def have_been() -> bool:
-            newest = await self.prometheus.query("timestamp(up == 1)")
+            # Of `up` itself: the timestamp of any other expression is that of the query.
+            newest = await self.prometheus.query("timestamp(up) and up == 1")
             return len(newest) == 6 and min(series.value for series in newest) > began
 
         await eventually(have_been, within_s=30)
@@ -273,8 +274,11 @@ async def test_a_scrape_is_quick_and_asks_no_store(scene: Scene) -> None:
             assert "towline_build_info" in (await http.get(_metrics_url(service))).text
             return time.monotonic() - began
 
-        depth = await scene.prometheus.query('max(towline_queue_depth{queue="queued"})')
-        assert depth[0].value >= EACH
+        async def is_known() -> bool:
+            depth = await scene.prometheus.query('max(towline_queue_depth{queue="queued"})')
+            return bool(depth) and depth[0].value >= EACH
+
+        await eventually(is_known, within_s=60)
         for store in scene.stores:
             store.freeze()
         try:

@@ -6,18 +6,16 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
+from drain_budgets import drain_budget_s
 from manifests import ROOT, SERVICES, environment, get, kind_objects, pod_of
 
 from common import commands
 from common.process import health
-from common.process.lifecycle import CANCEL_GRACE_S
 from common.process.settings import CommonSettings, load, unknown_variables
-from gateway import app as gateway_app
 from gateway.settings import GatewaySettings
 from relay.gathering import RELAY_BYTES_MAX
 from relay.settings import RelaySettings
 from towline.cli.terminal import Exit
-from worker import app as worker_app
 from worker.settings import WorkerSettings
 
 SETTINGS: dict[str, type[CommonSettings]] = {
@@ -27,8 +25,6 @@ SETTINGS: dict[str, type[CommonSettings]] = {
 }
 # What a kube-proxy, or a load balancer that reads endpoints, may need to hear that a pod leaves: seen 2 s.
 ENDPOINTS_LAG_S = 2.0
-# Pools, the admin port and the interpreter; what was cancelled has its own grace.
-CLOSING_S = 2.0 + health.ADMIN_CLOSE_S + 2 * health.CUT_GRACE_S + CANCEL_GRACE_S
 MARGIN_S = 5.0
 MIB = 1024 * 1024
 
@@ -49,21 +45,6 @@ def settings(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
     for name, value in values.items():
         monkeypatch.setenv(name, value)
     return load(SETTINGS[service])
-
-
-def drain_budget_s(settings: CommonSettings) -> float:
-    """The longest that a service takes from SIGTERM to its exit, step by step as in its app.py."""
-    match settings:
-        case GatewaySettings():
-            streams_s = settings.sse_drain_s + gateway_app.STREAMS_CUT_S
-            last_s = gateway_app.ANNOUNCEMENTS_DRAIN_S + gateway_app.INBOX_DRAIN_S
-            return settings.unready_s + streams_s + settings.drain_s + last_s + CLOSING_S
-        case WorkerSettings():
-            last_s = worker_app.OUTCOMES_DRAIN_S + worker_app.INBOX_DRAIN_S
-            return worker_app.TURNS_DRAIN_S + settings.drain_s + last_s + CLOSING_S
-        case RelaySettings():
-            return settings.drain_s + CLOSING_S
-    raise AssertionError(settings)
 
 
 @pytest.mark.parametrize(("settings", "service"), [(name, name) for name in SERVICES], indirect=["settings"])

@@ -25,8 +25,9 @@ from common.ids import GatewayId, JobId, UserId, WorkerId, new_id
 from common.store.control import tell_worker
 from common.store.jobs import Jobs
 from common.store.postgres import open_postgres
+from common.store.records import Record
 from common.store.redis import Redis, open_redis
-from common.store.requests import Record, Requests
+from common.store.requests import Requests
 from common.store.tokens import Tokens
 from harness.stack import Stack, Worker
 from towline.wire import frames

@@ -18,8 +18,9 @@ from common.store import keys, presence
 from common.store.control import control_inbox, tell_gateway
 from common.store.jobs import Jobs, Taken, parse_take, take_call
 from common.store.postgres import Postgres, open_postgres
+from common.store.records import Begin, Finish, Finished
 from common.store.redis import Redis, open_redis
-from common.store.requests import Begin, Finish, Finished, Requests
+from common.store.requests import Requests
 from common.store.tokens import Tokens
 from harness.servers import Servers
 from harness.stack import Gateway, Stack

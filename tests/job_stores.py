@@ -10,8 +10,9 @@ from common.ids import JobId, MachineId, SessionId, UserId, WorkerId, new_id
 from common.store import keys
 from common.store.jobs import Jobs, Taken, parse_take, take_call
 from common.store.presence import Assertion, Served, parse_serve, serve_call
+from common.store.records import Finish, NewJob, Record, fingerprint, scope_of_user
 from common.store.redis import Redis
-from common.store.requests import Finish, NewJob, Record, Requests, fingerprint, scope_of_user
+from common.store.requests import Requests
 
 TIMING = keys.Timing(heartbeat_s=10)
 WORKER = WorkerId("worker-1")

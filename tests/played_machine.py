@@ -16,8 +16,9 @@ from common.store import control, keys
 from common.store.jobs import Entry, Jobs
 from common.store.postgres import open_postgres
 from common.store.presence import Assertion, leave, parse_serve, serve_call
+from common.store.records import Finish
 from common.store.redis import open_redis
-from common.store.requests import Finish, Requests
+from common.store.requests import Requests
 from common.store.tokens import Tokens
 from towline.wire import json
 from towline.wire.frames import Hints, Tool

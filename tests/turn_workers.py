@@ -20,8 +20,9 @@ from common.process.secrets import Secrets, new_key
 from common.store import keys
 from common.store.eventlog import EventLog, Gap, LogEvent
 from common.store.postgres import Postgres
+from common.store.records import Record
 from common.store.redis import Redis
-from common.store.requests import Record, Requests
+from common.store.requests import Requests
 from common.store.threadlog import START
 from common.store.threads import NewEntry, OnBusy, fingerprint
 from common.store.tokens import Tokens

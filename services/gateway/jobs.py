@@ -14,9 +14,10 @@ from common.store import keys
 from common.store.cancels import Cancels
 from common.store.jobs import Jobs, Seen
 from common.store.presence import state_of
+from common.store.records import Record
 from common.store.redis import Redis
 from common.store.replies import Cut, Ended, Waiter, Waiters
-from common.store.requests import Record, Requests
+from common.store.requests import Requests
 from common.store.tokens import Tokens
 from gateway import paging, problems
 from gateway.auth import Auth

@@ -7,7 +7,7 @@ from common.ids import JobId, UserId, new_id
 from common.store import keys
 from common.store.jobs import Seen
 from common.store.presence import State
-from common.store.requests import NewJob, fingerprint, scope_of_user
+from common.store.records import NewJob, fingerprint, scope_of_user
 from gateway import problems
 from gateway.problems import Refusal
 from gateway.request import Request

@@ -17,7 +17,8 @@ from common.errors import StoreUnavailable
 from common.ids import JobId, UserId, is_uuid, new_id
 from common.process.backoff import Backoff
 from common.store.jobs import Entry, Taken
-from common.store.requests import Begin, Requests
+from common.store.records import Begin
+from common.store.requests import Requests
 from towline.wire import frames
 from towline.wire.api import timestamp
 from worker.delivery import Verb, Window

@@ -16,7 +16,8 @@ from common.errors import StoreUnavailable
 from common.ids import JobId, UserId
 from common.process.backoff import Backoff
 from common.store.jobs import Jobs
-from common.store.requests import Ended, Finish, Record, Requests, error_outcome
+from common.store.records import Ended, Finish, Record, error_outcome
+from common.store.requests import Requests
 from towline.wire import frames, json
 from worker.metrics import WorkerMetrics
 

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from common.store.claims import Claims
-from common.store.requests import error_outcome
+from common.store.records import error_outcome
 from common.store.tokens import Catalogue, Tokens
 from common.store.turns import Claim, Turn
 from common.store.usage import Used

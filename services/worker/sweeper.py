@@ -15,7 +15,8 @@ import structlog
 from common.errors import StoreUnavailable
 from common.ids import JobId
 from common.store.jobs import Jobs
-from common.store.requests import End, Requests
+from common.store.records import End
+from common.store.requests import Requests
 from worker.metrics import WorkerMetrics
 
 logger = structlog.get_logger(__name__)

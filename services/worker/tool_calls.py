@@ -17,9 +17,10 @@ from common.store import keys
 from common.store.cancels import Cancels
 from common.store.jobs import Jobs, Seen
 from common.store.presence import State, state_of
+from common.store.records import Accepted, NewJob, Record, error_outcome, fingerprint
 from common.store.redis import Redis
 from common.store.replies import Cut, Ended, Waiters
-from common.store.requests import Accepted, NewJob, Record, Requests, error_outcome, fingerprint
+from common.store.requests import Requests
 from common.store.turns import Turn
 from towline.wire import json
 from worker.agents import AgentFailed

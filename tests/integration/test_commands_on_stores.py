@@ -10,8 +10,9 @@ from common.ids import JobId, SessionId, UserId, new_id
 from common.store import keys
 from common.store.jobs import Jobs, take_call
 from common.store.postgres import open_postgres
+from common.store.records import Begin, NewJob, scope_of_user
 from common.store.redis import open_redis
-from common.store.requests import Begin, NewJob, Requests, scope_of_user
+from common.store.requests import Requests
 from common.store.tokens import SCOPES, Tokens
 
 NO_POSTGRES = "postgresql://nobody:secret@127.0.0.1:1/none"

@@ -14,8 +14,9 @@ from common.ids import GatewayId, JobId, UserId
 from common.store import keys
 from common.store.jobs import Jobs, terminal_text
 from common.store.presence import leave, state_of
+from common.store.records import End
 from common.store.redis import Redis, open_redis
-from common.store.requests import End, Requests
+from common.store.requests import Requests
 from harness.faults import TcpProxy
 
 GATEWAY = GatewayId("gateway-1")

@@ -20,8 +20,9 @@ from common.store import control, keys
 from common.store.jobs import Jobs
 from common.store.postgres import Postgres, migrate, open_postgres
 from common.store.presence import leave
+from common.store.records import Begin, Finish
 from common.store.redis import Redis, open_redis
-from common.store.requests import Begin, Finish, Requests
+from common.store.requests import Requests
 from common.store.tokens import Tokens
 from harness.embedded import EmbeddedPostgres, EmbeddedValkey
 from harness.faults import TcpProxy

@@ -9,7 +9,8 @@ from job_stores import accepted, finished, new_job, new_user
 
 from common.ids import JobId, UserId, new_id
 from common.store.postgres import Postgres, open_postgres
-from common.store.requests import ATTEMPTS_MAX, Begin, Finish, Record, Requests
+from common.store.records import Begin, Finish, Record
+from common.store.requests import ATTEMPTS_MAX, Requests
 
 MACHINE, JOURNAL = "machine-1", "journal-1"
 

@@ -16,7 +16,7 @@ from support import eventually
 from common.ids import GatewayId, UserId, new_id
 from common.store.control import replies_inbox
 from common.store.jobs import terminal_text
-from common.store.requests import Record
+from common.store.records import Record
 from towline.wire import frames
 
 JOBS = 20

@@ -13,7 +13,7 @@ from common.ids import GatewayId, JobId, UserId, WorkerId, new_id
 from common.store import keys
 from common.store.control import tell_worker
 from common.store.presence import state_of
-from common.store.requests import Begin
+from common.store.records import Begin
 from towline.wire import frames
 from worker.delivery import AHEAD_MAX
 

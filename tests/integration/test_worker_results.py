@@ -8,7 +8,7 @@ from job_stores import accepted, new_user
 from support import eventually
 
 from common.ids import UserId
-from common.store.requests import Record
+from common.store.records import Record
 from towline.wire import frames
 
 # A well-formed id that no frame and no job has.

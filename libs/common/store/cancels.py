@@ -10,8 +10,9 @@ from common.errors import StoreUnavailable
 from common.ids import WorkerId
 from common.store.control import tell_worker
 from common.store.jobs import Jobs
+from common.store.records import Record
 from common.store.redis import Redis
-from common.store.requests import Record, Requests
+from common.store.requests import Requests
 
 logger = structlog.get_logger(__name__)
 

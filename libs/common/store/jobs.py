@@ -16,8 +16,8 @@ import msgspec
 from common.ids import GatewayId, JobId, SessionId, UserId
 from common.store import keys
 from common.store.batch import Batcher
+from common.store.records import End, Ended, Record
 from common.store.redis import Call, Redis, script
-from common.store.requests import End, Ended, Record
 from towline.wire import json
 
 

@@ -25,8 +25,9 @@ from common.store import keys
 from common.store.control import Note
 from common.store.jobs import Jobs
 from common.store.presence import state_of
+from common.store.records import Record
 from common.store.redis import Redis
-from common.store.requests import Record, Requests
+from common.store.requests import Requests
 
 logger = structlog.get_logger(__name__)
 

@@ -3,7 +3,7 @@
 import pytest
 
 from common.ids import AgentId, EntryId, ThreadId, TurnId, UserId
-from common.store import keys, requests
+from common.store import keys, records
 from common.store.jobs import Seen
 from common.store.presence import State
 from common.store.turns import Turn
@@ -26,10 +26,10 @@ from worker.tool_calls import (
     [
         (Outcome("completed", '{"result":{"a":  1.0}}'), '{"a":1.0}'),
         (Outcome("completed", '{"result":null}'), "null"),
-        (Outcome("failed", requests.error_outcome("no-file", "there is no such file")), "The tool failed: there is no"),
-        (Outcome("unknown", requests.LATE), "may or may not have run"),
-        (Outcome("unknown", requests.ELSEWHERE), "do not repeat the call before you have found out"),
-        (Outcome("expired", requests.EXPIRED), "The tool did not run: the deadline passed"),
+        (Outcome("failed", records.error_outcome("no-file", "there is no such file")), "The tool failed: there is no"),
+        (Outcome("unknown", records.LATE), "may or may not have run"),
+        (Outcome("unknown", records.ELSEWHERE), "do not repeat the call before you have found out"),
+        (Outcome("expired", records.EXPIRED), "The tool did not run: the deadline passed"),
         (Outcome("cancelled", WENT_OFFLINE), "The tool did not run: the user's machine went away"),
         (refused(OFFLINE), "the user's machine is not connected, so the tool did not run (machine-offline)"),
         (refused(QUEUE_FULL), "so the tool did not run (queue-full)"),
@@ -89,4 +89,4 @@ def test_a_call_takes_no_longer_than_the_turn(time_s: float, timeout_s: float, d
     job = job_of(turn, UserId("alice"), "tool-1", "look", b"{}", time_s=time_s)
     assert (job.timeout_s, job.deadline_s) == (timeout_s, deadline_s)
     assert (job.scope, job.key, job.traceparent) == ("turn:turn-1", "turn-1:tool-1", "trace")
-    assert job.scope != requests.scope_of_user(UserId("turn-1"))
+    assert job.scope != records.scope_of_user(UserId("turn-1"))

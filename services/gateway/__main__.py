@@ -9,22 +9,16 @@ import sys
 # asked for: told to stop in that time, it would be killed at the end of its grace period. Nothing is begun yet.
 signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
 
-from common.process import logs
 from common.process.lifecycle import run_service
 from common.process.metrics import new_registry
-from common.process.settings import SettingsError, load
+from common.process.startup import start
 from gateway.app import run
 from gateway.settings import GatewaySettings
 
 
 def main() -> int:
-    """Run a gateway to its end; returns the exit code (2: the settings are wrong)."""
-    try:
-        settings = load(GatewaySettings)
-    except SettingsError as error:
-        print(error, file=sys.stderr)
-        return 2
-    logs.configure(service="gateway", level=settings.log_level, log_format=settings.log_format)
+    """Run a gateway to its end; returns the exit code. Raises: SystemExit (2), when the settings are wrong."""
+    settings = start("gateway", GatewaySettings)
     registry = new_registry()
     return run_service(lambda lifecycle: run(settings, lifecycle, registry))
 

@@ -9,28 +9,16 @@ import sys
 # asked for: told to stop in that time, it would be killed at the end of its grace period. Nothing is begun yet.
 signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
 
-import structlog
-
-from common.process import logs
 from common.process.lifecycle import run_service
 from common.process.metrics import new_registry
-from common.process.settings import SettingsError, load, unknown_variables
+from common.process.startup import start
 from relay.app import run
 from relay.settings import RelaySettings
 
-logger = structlog.get_logger(__name__)
-
 
 def main() -> int:
-    """Run a relay to its end; returns the exit code (2: the settings are wrong)."""
-    try:
-        settings = load(RelaySettings)
-    except SettingsError as error:
-        print(error, file=sys.stderr)
-        return 2
-    logs.configure(service="relay", level=settings.log_level, log_format=settings.log_format)
-    if unknown := unknown_variables(RelaySettings):
-        logger.warning("settings_unknown", names=unknown)
+    """Run a relay to its end; returns the exit code. Raises: SystemExit (2), when the settings are wrong."""
+    settings = start("relay", RelaySettings)
     registry = new_registry()
     return run_service(lambda lifecycle: run(settings, lifecycle, registry))
 

@@ -9,28 +9,16 @@ import sys
 # asked for: told to stop in that time, it would be killed at the end of its grace period. Nothing is begun yet.
 signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
 
-import structlog
-
-from common.process import logs
 from common.process.lifecycle import run_service
 from common.process.metrics import new_registry
-from common.process.settings import SettingsError, load, unknown_variables
+from common.process.startup import start
 from worker.app import run
 from worker.settings import WorkerSettings
 
-logger = structlog.get_logger(__name__)
-
 
 def main() -> int:
-    """Run a worker to its end; returns the exit code (2: the settings are wrong)."""
-    try:
-        settings = load(WorkerSettings)
-    except SettingsError as error:
-        print(error, file=sys.stderr)
-        return 2
-    logs.configure(service="worker", level=settings.log_level, log_format=settings.log_format)
-    if unknown := unknown_variables(WorkerSettings):
-        logger.warning("settings_unknown", names=unknown)
+    """Run a worker to its end; returns the exit code. Raises: SystemExit (2), when the settings are wrong."""
+    settings = start("worker", WorkerSettings)
     registry = new_registry()
     return run_service(lambda lifecycle: run(settings, lifecycle, registry))
 

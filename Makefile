@@ -22,7 +22,7 @@ up: $(INSTALLED) ## Run the whole product on this machine until Ctrl-C
 
 test: check ## Everything that a change must pass: the checks, then every test
 	@echo '== pytest'
-	@$(BIN)/python -m pytest -n 4 --dist loadfile
+	@$(BIN)/python -m pytest -n 6 --dist loadfile
 
 check: $(INSTALLED) ## Only what needs no process: lint, format, types, who imports whom
 	@echo '== ruff check'

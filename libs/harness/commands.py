@@ -29,12 +29,11 @@ from harness.drills.local import LocalTarget, open_target
 from harness.drills.runs import as_json, run_drills, show_summary
 from harness.drills.target import DrillFailed, Target
 from harness.runner import DirectoryBusy, ProcessFailed
-from harness.servers import open_servers
 from harness.soak.history import read_history
 from harness.soak.plan import Plan, make_plan
 from harness.soak.report import show_verdict
 from harness.soak.run import HISTORY, run_soak
-from harness.stack import Stack
+from harness.up import run_up
 
 up = typer.Typer()
 demo = typer.Typer()
@@ -66,35 +65,8 @@ def up_(
     heartbeat_s: Annotated[float, typer.Option(min=0.2, max=60, help="How often presence is refreshed.")] = 10.0,
 ) -> None:
     """Run the product on this machine until Ctrl-C; data and logs stay in `.towline/up`."""
-    _run(_run_up(Console(), gateways, workers, relays, heartbeat_s))
-
-
-async def _run_up(console: Console, gateways: int, workers: int, relays: int, heartbeat_s: float) -> None:
     directory = STATE_DIRECTORY.absolute() / "up"
-    console.print("starting PostgreSQL and Valkey")
-    async with (
-        open_servers(directory / "stores") as urls,
-        Stack(
-            directory / "stack", postgres_url=urls.postgres_url, redis_url=urls.redis_url, heartbeat_s=heartbeat_s
-        ) as stack,
-    ):
-        console.print("starting the services")
-        async with asyncio.TaskGroup() as group:
-            for _ in range(gateways):
-                group.create_task(stack.add_gateway())
-            for _ in range(workers):
-                group.create_task(stack.add_worker())
-            for _ in range(relays):
-                group.create_task(stack.add_relay())
-        lines = [f"gateway  {gateway.url}" for gateway in stack.gateways]
-        lines += [f"worker   {worker.bridge_url}" for worker in stack.workers]
-        lines += [f"sidecars dial {stack.bridge_url}", "relays follow sources on 127.0.0.1 and localhost"]
-        lines += [f"logs     {directory / 'stack'}", ""]
-        lines += [f"export TOWLINE_URL={stack.gateways[0].url}", f"export TOWLINE_API_KEY={stack.api_key}"]
-        lines += ["", "For `towline queues` and `towline keys`, which go to the stores themselves:"]
-        lines += [f"export DATABASE_URL='{urls.postgres_url}'", f"export REDIS_URL='{urls.redis_url}'", ""]
-        console.print("\n".join(lines) + "\nUp until Ctrl-C.", highlight=False, soft_wrap=True)
-        await asyncio.Event().wait()
+    _run(run_up(Console(), directory, gateways=gateways, workers=workers, relays=relays, heartbeat_s=heartbeat_s))
 
 
 @bench.command("bench")

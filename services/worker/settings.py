@@ -41,7 +41,7 @@ class WorkerSettings(CommonSettings):
         description="machines on this worker; one more is told to come later (503). Leave room for a lost sibling's",
     )
     handshake_timeout_s: float = Field(
-        10, ge=1, le=60, description="from the TCP connection to a valid hello; slower ones are cut off"
+        10, ge=1, le=60, description="how long the upgrade may take, and then the hello; slower ones are cut off"
     )
     outcomes_pending_bytes_max: int = Field(
         64 * 1024 * 1024,

@@ -157,11 +157,14 @@ class Sockets:
 
     async def _greet(self, connection: ServerConnection, minted: Minted) -> Session | None:
         """Wait for the hello and make its session; None when there is none to be made."""
-        problem, hello = "no hello in time", None
-        with contextlib.suppress(TimeoutError):
+        try:
             async with asyncio.timeout(self._settings.handshake_timeout_s):
-                text = await connection.recv()
-                hello, problem = _read_hello(text)
+                hello, problem = _read_hello(await connection.recv())
+        except TimeoutError:
+            # No fault of the program's: a lid that was closed just then. It is to dial again.
+            self._metrics.sessions_total["no_pong"].inc()
+            await connection.close(frames.Close.NO_PONG, "no hello in time")
+            return None
         if hello is None:
             self._metrics.sessions_total["bad_frame"].inc()
             await connection.close(frames.Close.BAD_FRAME, frames.close_reason(problem))

@@ -106,7 +106,7 @@ async def _probe_while_busy(say: Callable[[str], None], one: Client, two: Client
     presence = await two.presence(USER, probe=True)
     expect(presence.probed is True, "the probe must be answered")
     say(f"gateway 2: the machine was probed meanwhile and answered in {presence.rtt_ms:.1f} ms")
-    job = await one.get_job(job.job, wait_s=LONG_JOB_S * 3)
+    job = await one.read_job(job.job, wait_s=LONG_JOB_S * 3)
     expect(job.state == "completed", f"the long job ended as {job.state}")
     say("gateway 1: the long job is done")
 
@@ -130,7 +130,7 @@ async def _killed_worker(
     say(f"the laptop fills a form for {KILLED_JOB_S:g} s; killing {worker.name} (SIGKILL) in the middle of it")
     worker.kill()
     killed = time.monotonic()
-    job = await one.get_job(job.job, wait_s=KILLED_WITHIN_S)
+    job = await one.read_job(job.job, wait_s=KILLED_WITHIN_S)
     took_s = time.monotonic() - killed
     count = executions.read_text().splitlines().count("order-17")
     expect(job.state == "completed", f"the form ended as {job.state}")

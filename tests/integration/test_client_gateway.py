@@ -62,7 +62,7 @@ async def test_a_job_from_submission_to_outcome_and_again(client: Client, machin
     assert (again.job, again.replayed, again.payload_matches) == (job.job, True, False)
     assert bytes(again.outcome) == bytes(job.outcome)
     assert len(machine.entries) == 1
-    read = await client.get_job(job.job)
+    read = await client.read_job(job.job)
     assert (read.outcome, read.ended_at) == (job.outcome, job.ended_at)
 
 
@@ -80,7 +80,7 @@ async def test_a_queued_job_is_cancelled_at_once(client: Client, key: str) -> No
 async def test_a_wait_ends_by_itself(client: Client, machine: PlayedMachine, key: str) -> None:
     job = await client.submit("alice", "hang", {"value": 1}, idempotency_key=key, wait_s=0.3)
     assert not job.terminal
-    assert not (await client.get_job(job.job, wait_s=0.3)).terminal
+    assert not (await client.read_job(job.job, wait_s=0.3)).terminal
 
 
 async def test_a_wait_ends_when_the_machine_goes(client: Client, machine: PlayedMachine, key: str) -> None:

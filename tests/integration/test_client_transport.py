@@ -104,7 +104,7 @@ async def test_a_submission_whose_link_broke_is_sent_again_with_its_key() -> Non
     assert script.requests[0].headers["authorization"] == "Bearer tlk_secret"
 
 
-@pytest.mark.parametrize("call", ["get_job", "cancel_job"])
+@pytest.mark.parametrize("call", ["read_job", "cancel_job"])
 async def test_reads_and_cancels_are_sent_again(call: str) -> None:
     async with client_of(DROP, answer(200, ENDED)) as (client, script):
         job = await getattr(client, call)("j1")
@@ -123,7 +123,7 @@ async def test_what_is_not_safe_to_repeat_is_sent_once() -> None:
 async def test_attempts_are_bounded() -> None:
     async with client_of(DROP) as (client, script):
         with pytest.raises(GatewayUnreachable, match="does not answer"):
-            await client.get_job("j1")
+            await client.read_job("j1")
     assert len(script.requests) == transport.ATTEMPTS_MAX
 
 
@@ -132,7 +132,7 @@ async def test_a_silent_server_is_not_asked_again() -> None:
     async with client_of(b"HTTP/1.1 200 OK\r\n") as (client, script):
         client._transport._timeout_s = 0.05
         with pytest.raises(GatewayUnreachable, match="ReadTimeout"):
-            await client.get_job("j1")
+            await client.read_job("j1")
     assert len(script.requests) == 1
 
 
@@ -164,7 +164,7 @@ async def test_every_other_refusal_is_the_callers_at_once(refused: bytes, retry_
 async def test_a_problem_is_read_whole() -> None:
     async with client_of(refusal(400, "bad-request", place="$.args", more=[1])) as (client, _):
         with pytest.raises(ApiProblem) as raised:
-            await client.get_job("j1")
+            await client.read_job("j1")
     problem = raised.value
     assert (problem.status, problem.slug, problem.title, problem.detail) == (400, "bad-request", "T", "d")
     assert problem.members == {"place": "$.args", "more": [1]}
@@ -176,7 +176,7 @@ async def test_a_problem_is_read_whole() -> None:
 async def test_a_proxys_own_page_is_a_problem_without_a_slug(status: int, body: bytes) -> None:
     async with client_of(answer(status, body, "Location: http://127.0.0.1:1/\r\n")) as (client, script):
         with pytest.raises(ApiProblem) as raised:
-            await client.get_job("j1")
+            await client.read_job("j1")
     assert (raised.value.status, raised.value.slug, raised.value.title) == (status, "", "Some Reason")
     assert len(script.requests) == 1
 
@@ -186,18 +186,18 @@ async def test_an_answer_of_something_else_is_no_answer(body: bytes) -> None:
     """The URL leads to some other site, which says 200 to everything."""
     async with client_of(answer(200, body)) as (client, _):
         with pytest.raises(GatewayUnreachable, match="not this API's"):
-            await client.get_job("j1")
+            await client.read_job("j1")
 
 
 async def test_members_of_a_newer_gateway_are_ignored() -> None:
     async with client_of(answer(200, {**ENDED, "since_version_2": True})) as (client, _):
-        assert (await client.get_job("j1")).terminal
+        assert (await client.read_job("j1")).terminal
 
 
 async def test_calls_share_one_connection() -> None:
     async with client_of(answer(200, ENDED)) as (client, script):
         for _ in range(5):
-            await client.get_job("j1")
+            await client.read_job("j1")
     assert (len(script.requests), script.links) == (5, 1)
 
 
@@ -235,14 +235,14 @@ async def test_a_wait_ends_when_the_machine_goes_offline() -> None:
 
 async def test_an_api_below_a_path_is_reached() -> None:
     async with client_of(answer(200, ENDED), path="/towline/") as (client, script):
-        await client.get_job("j1")
+        await client.read_job("j1")
     assert script.requests[0].target == "/towline/v1/jobs/j1"
 
 
 @pytest.mark.parametrize("user", ["", "..", "a/b", "a b", "-a", "a" * 201, "é", "a?b", "a%2Fb"])
 async def test_ids_that_could_mean_another_path_are_not_sent(user: str) -> None:
     async with client_of(answer(200, ENDED)) as (client, script):
-        for call in (client.submit(user, "echo", idempotency_key="k"), client.presence(user), client.get_job(user)):
+        for call in (client.submit(user, "echo", idempotency_key="k"), client.presence(user), client.read_job(user)):
             with pytest.raises(InvalidRequest, match=r"is no (user|job) id"):
                 await call
     assert script.requests == []

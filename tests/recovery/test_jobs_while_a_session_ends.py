@@ -32,7 +32,7 @@ async def test_worker_survives_jobs_for_a_session_that_is_being_closed(state_dir
         assert await worker.is_running()
         await target.remove_machine(machine)
         heir = await target.add_machine("ada")
-        states = Counter([(await client.get_job(job.job, wait_s=20)).state for job in jobs])
+        states = Counter([(await client.read_job(job.job, wait_s=20)).state for job in jobs])
         # One may have been marked as begun on the frozen machine, alone, and is never sent to another one.
         assert states["completed"] + states["unknown"] == len(jobs)
         assert states["unknown"] <= 1

@@ -113,10 +113,10 @@ def submit(
     raise typer.Exit(exit_code(job, waited=wait > 0))
 
 
-@app.command(epilog=examples("towline jobs get 01981c2e-7b1a-7cc2-9a52-5d0d6f3d9b11 --wait 60"))
-def get(job: JobArgument, wait: WaitOption = 0.0, url: UrlOption = DEFAULT_URL, as_json: JsonFlag = False) -> None:
+@app.command(epilog=examples("towline jobs show 01981c2e-7b1a-7cc2-9a52-5d0d6f3d9b11 --wait 60"))
+def show(job: JobArgument, wait: WaitOption = 0.0, url: UrlOption = DEFAULT_URL, as_json: JsonFlag = False) -> None:
     """Show a job, if asked to after waiting for its end."""
-    found = call(url, lambda client: client.get_job(job, wait_s=wait), doing=f"waiting for job {job}")
+    found = call(url, lambda client: client.read_job(job, wait_s=wait), doing=f"waiting for job {job}")
     (write_json if as_json else write_job)(found)
     raise typer.Exit(exit_code(found, waited=wait > 0))
 

@@ -65,13 +65,13 @@ class JobCalls(Calls):
         # Only the answer to the submission knows what became of it.
         return msgspec.structs.replace(ended, replayed=job.replayed, payload_matches=job.payload_matches)
 
-    async def get_job(self, job_id: str, *, wait_s: float = 0.0) -> Job:
+    async def read_job(self, job_id: str, *, wait_s: float = 0.0) -> Job:
         """Read a job, waiting for its end up to `wait_s`, as `submit` does."""
         until = time.monotonic() + wait_s
         return await self._wait_for_job(await self._get_job_once(job_id, until), until)
 
     async def cancel_job(self, job_id: str) -> Job:
-        """Cancel a job. One that was begun ends as its machine says: look at `terminal`, or wait with `get_job`."""
+        """Cancel a job. One that was begun ends as its machine says: look at `terminal`, or wait with `read_job`."""
         return await self._call(Job, "DELETE", f"/v1/jobs/{in_path(job_id, 'job')}")
 
     async def list_jobs(

@@ -1,5 +1,5 @@
-# What a person types; `make` alone lists it. Needs GNU make 3.81 or newer and Python 3.11 or newer, nothing else:
-# everything is installed into $(VENV) here, again whenever what it is made from changes.
+# What a person types; `make` alone lists it. Needs GNU make 3.81 or newer and Python 3.11 or newer, and nothing else
+# where the help does not say so: everything is installed into $(VENV) here, again whenever what it is made from changes.
 #
 #   make test PYTHON=python3.13 VENV=.venv313      another Python, beside the usual environment
 

@@ -211,7 +211,7 @@ class Machine:
     async def _read_notes(self) -> None:
         inbox = control_inbox(self._redis, self.worker)
         while True:
-            self.notes += [note.fields for note in await inbox.read()]
+            self.notes += await inbox.read()
 
     async def _serve(self, result: Any) -> None:
         answered = 0

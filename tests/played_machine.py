@@ -94,9 +94,9 @@ class PlayedMachine:
         inbox = control.control_inbox(self._redis, self._worker)
         while True:
             for note in await inbox.read():
-                if note.fields["note"] == "probe":
-                    answer = {"probe": note.fields["probe"], "ok": "1", "busy": "0", "queue": "0", "rtt_ms": "1"}
-                    await control.tell_gateway(self._redis, note.fields["reply_to"], answer)
+                if note["note"] == "probe":
+                    answer = {"probe": note["probe"], "ok": "1", "busy": "0", "queue": "0", "rtt_ms": "1"}
+                    await control.tell_gateway(self._redis, note["reply_to"], answer)
 
     async def _serve_once(self, *, first: bool) -> None:
         """Assert, claim, take; and end what was taken."""

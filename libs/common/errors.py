@@ -19,7 +19,3 @@ class NotOwner(TowlineError):
 
 class StoreUnavailable(Retryable):
     """Redis or Postgres did not answer, or refused the write. The write may have happened: repeat it safely or read."""
-
-
-class TooManyWaiters(Retryable):
-    """This process already waits for as many outcomes as it may."""

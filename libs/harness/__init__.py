@@ -1,0 +1,1 @@
+"""Development only: servers and processes on this machine, stand-ins, demo, drills, soak, bench."""

@@ -157,8 +157,6 @@ class Stack:
             "TOWLINE_ADMIN_HOST": "127.0.0.1",
             "TOWLINE_HEARTBEAT_S": f"{heartbeat_s:g}",
             "TOWLINE_LOG_FORMAT": "json",
-            # The balancer learns of nobody's leaving, so nobody waits for it.
-            "TOWLINE_UNREADY_S": "0",
             # Upstreams are this machine's own; nothing else is called for anybody.
             "TOWLINE_EGRESS_ALLOW": "127.0.0.1,localhost",
         }
@@ -203,7 +201,8 @@ class Stack:
             "gateway",
             port_variable="TOWLINE_HTTP_PORT",
             directory=self._directory,
-            env=self._env | dict(env or {}),
+            # No balancer learns of its leaving, so it waits for none.
+            env=self._env | {"TOWLINE_UNREADY_S": "0"} | dict(env or {}),
         )
         self.gateways.append(gateway)
         self._cleanup.push_async_callback(gateway.stop)

@@ -9,9 +9,6 @@ from common.process.health import Tls
 from common.process.settings import CommonSettings, Port, Words, words_of
 from gateway.stream_tokens import KEY_CHARACTERS_MIN
 
-# Longest `Prefer: wait` (seconds): what proxies on the way still hold open when told to.
-WAIT_MAX_S = 300
-
 _ORIGIN = re.compile(r"https?://[A-Za-z0-9.\-\[\]:]+")
 
 
@@ -77,6 +74,13 @@ class GatewaySettings(CommonSettings):
         le=64 * 1024 * 1024,
         description="how far the reader of an event stream may fall behind before it is closed; it comes back and"
         " resumes. Events are held once, however many wait for them",
+    )
+    unready_s: float = Field(
+        10,
+        ge=0,
+        le=60,
+        description="after SIGTERM, how long the door stays open while load balancers learn that this replica leaves;"
+        " shorter, and they still send to a closed port",
     )
     sse_drain_s: float = Field(
         10,

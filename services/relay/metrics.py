@@ -54,7 +54,7 @@ class RelayMetrics:
             Counter(
                 "towline_relay_upstream_retries_total",
                 "Connections to upstreams that ended and are tried again.",
-                ["why"],
+                ["reason"],
                 registry=registry,
             ),
             RETRIES,

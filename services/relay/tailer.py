@@ -162,7 +162,7 @@ class Tailer:
         pause_s = self._pace.after_failure(random.random(), after_s)  # noqa: S311 (spread, not secrecy)
         self._metrics.retries_total[why].inc()
         log = logger.info if self._pace.failures == 1 else logger.debug
-        log("upstream_failed", run=self._run, source=self.source.source, why=detail, retry_s=round(pause_s, 1))
+        log("upstream_failed", run=self._run, source=self.source.source, reason=detail, retry_s=round(pause_s, 1))
         return pause_s
 
     async def _read(self, response: httpx.Response, last_event_id: str) -> float:
@@ -194,7 +194,7 @@ class Tailer:
             return self._failed("closed", f"{why}, having sent nothing")
         self._pace.heard(parser.retry_ms)
         self._metrics.retries_total["closed"].inc()
-        logger.debug("upstream_closed", run=self._run, source=self.source.source, why=why)
+        logger.debug("upstream_closed", run=self._run, source=self.source.source, reason=why)
         return self._pace.after_close(random.random())  # noqa: S311
 
     # ---- events

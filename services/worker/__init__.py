@@ -1,1 +1,1 @@
-"""The worker: holds users' WebSockets and delivers their jobs."""
+"""The worker: holds users' WebSockets, delivers their jobs, and runs turns."""

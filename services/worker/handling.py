@@ -143,7 +143,7 @@ class Handling:
             if held.dropped is None:
                 retry_after_s = await self._break_off(claim)
         if held.dropped is not None:
-            logger.info("turn_dropped", turn=claim.turn, attempt=claim.attempt, why=held.dropped.value)
+            logger.info("turn_dropped", turn=claim.turn, attempt=claim.attempt, reason=held.dropped.value)
         if held.dropped is Drop.LEAVING:
             with contextlib.suppress(ClaimLost, StoreUnavailable, TimeoutError):
                 async with asyncio.timeout(RELEASE_TIMEOUT_S):

@@ -18,7 +18,6 @@ CLOSES = (
     "no_pong",
     "too_slow",
     "bad_frame",
-    "bad_version",
     "other_machine",
     "replaced",
     "token_refused",

@@ -154,21 +154,20 @@ class Pump:
         return True
 
     def _heed(self, note: Note) -> None:
-        fields = note.fields
-        sessions = list(self._of_user.get(UserId(fields["user"]), {}).values())
-        match fields["note"]:
+        sessions = list(self._of_user.get(UserId(note["user"]), {}).values())
+        match note["note"]:
             case "work":
                 for session in sessions:
                     self.owe_take(session)
             case "probe":
                 for session in sessions:
-                    session.probe(fields["probe"], GatewayId(fields["reply_to"]))
+                    session.probe(note["probe"], GatewayId(note["reply_to"]))
             case "cancel":
                 for session in sessions:
-                    session.dispatch.cancel(JobId(fields["job"]))
+                    session.dispatch.cancel(JobId(note["job"]))
             case "close":
                 for session in sessions:
-                    if session.token_id == fields["token_id"]:
+                    if session.token_id == note["token_id"]:
                         session.end(frames.Close.TOKEN_REFUSED, "the token was revoked", "token_refused")
 
     async def run_calls(self) -> None:

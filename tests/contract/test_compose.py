@@ -11,8 +11,9 @@ from drain_budgets import drain_budget_s
 
 from common.process.outbound import CONNECT_TIMEOUT_S
 from common.process.settings import CommonSettings, load, unknown_variables
-from gateway.settings import WAIT_MAX_S, GatewaySettings
+from gateway.settings import GatewaySettings
 from relay.settings import RelaySettings
+from towline.wire.api import WAIT_S_MAX
 from towline.wire.runs import DURATION_S_MAX, SourceFollow
 from worker.settings import WorkerSettings
 
@@ -243,7 +244,7 @@ def timeout_s(text: str, directive: str) -> int:
 
 def test_waits_and_streams_are_held_open_for_longer_than_they_are_silent() -> None:
     gateway = nginx("gateway")
-    assert timeout_s(gateway, "proxy_read_timeout") > WAIT_MAX_S
+    assert timeout_s(gateway, "proxy_read_timeout") > WAIT_S_MAX
     streams = location(gateway, "/events$")
     assert timeout_s(streams, "proxy_read_timeout") >= 2 * setting_max("sse_keepalive_s")
     assert "proxy_buffering off;" in streams

@@ -158,7 +158,7 @@ async def test_however_many_runs_there_is_one_blocking_read(bench: Bench, redis_
 async def test_replies_come_by_the_same_read(bench: Bench) -> None:
     """What waiters are told is handed over as it comes."""
     await tell_gateway(bench.redis, bench.gateway, {"job": "j", "record": "{}"})
-    await eventually(lambda: [note.fields for note in bench.notes] == [{"job": "j", "record": "{}"}])
+    await eventually(lambda: bench.notes == [{"job": "j", "record": "{}"}])
 
 
 async def test_who_was_ahead_gets_nothing_twice(bench: Bench) -> None:

@@ -1,0 +1,1 @@
+"""What every process does, whatever it serves: settings, logs, metrics, lifecycle, health, egress."""

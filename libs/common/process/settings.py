@@ -2,7 +2,7 @@
 
 Owns:     the variables that every service knows, and how any of them is read, checked and described.
 Promises: wrong values are named all at once, with what is accepted; a secret's value appears in no text made here.
-Used by:  `__main__` of each service (load) and `towline config` (describe). Nothing else reads the environment.
+Used by:  `__main__` of each service (load) and `towline config` (describe). No service reads it elsewhere.
 """
 
 import difflib
@@ -130,13 +130,6 @@ class CommonSettings(BaseSettings):
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="least severe level written")
     log_format: Literal["json", "text"] = Field("json", description="json for collectors, text for people")
-    unready_s: float = Field(
-        10,
-        ge=0,
-        le=60,
-        description="after SIGTERM, how long the door stays open while load balancers learn that this replica leaves;"
-        " shorter, and they still send to a closed port",
-    )
     egress_allow: Annotated[Words, AfterValidator(_check_egress)] = Field(
         (),
         description="where a URL given by a caller may lead; nothing else is ever called for a caller",
@@ -144,8 +137,9 @@ class CommonSettings(BaseSettings):
     )
     egress_proxy: Annotated[str, AfterValidator(_check_proxy)] = Field(
         "",
-        description="the forward proxy through which every URL given by a caller is called (CONNECT, for http:// too)."
-        " It looks names up and must judge their addresses; here a host counts as TOWLINE_EGRESS_ALLOW writes it",
+        description="the forward proxy through which relays and workers call every URL given by a caller (CONNECT, for"
+        " http:// too). It looks names up and must judge their addresses; here a host counts as TOWLINE_EGRESS_ALLOW"
+        " writes it",
         json_schema_extra={"accepted": "http://host:port; empty: they are called directly"},
     )
     secret_keys: Annotated[SecretStr, AfterValidator(_check_secret_keys)] = Field(

@@ -7,7 +7,6 @@ Used by:  the gateway (probe, cancel, close; reads replies, and wakes itself by 
 """
 
 from collections.abc import Mapping
-from typing import NamedTuple
 
 from common.ids import GatewayId, WorkerId
 from common.store import keys
@@ -17,11 +16,8 @@ from common.store.redis import Reader, Redis
 Entry = tuple[str, dict[bytes, bytes]]
 
 
-class Note(NamedTuple):
-    """One entry of a control or replies stream; the fields differ by kind."""
-
-    stream_id: str
-    fields: Mapping[str, str]
+# The fields of one entry of a control or replies stream; they differ by kind.
+Note = Mapping[str, str]
 
 
 class Inbox:
@@ -52,7 +48,7 @@ class Inbox:
         notes: list[Note] = []
         for entry_id, fields in found.pop(self._stream, ()):
             self._last = entry_id
-            notes.append(Note(entry_id, {k.decode(): v.decode() for k, v in fields.items()}))
+            notes.append({k.decode(): v.decode() for k, v in fields.items()})
         return notes, found
 
     def rewind(self) -> None:

@@ -186,14 +186,14 @@ class Waiters:
     def take(self, notes: Iterable[Note]) -> None:
         """Tell whoever waits for these replies."""
         for note in notes:
-            if nonce := note.fields.get("probe"):
+            if nonce := note.get("probe"):
                 if (future := self._probes.get(nonce)) and not future.done():
-                    future.set_result(note.fields)
+                    future.set_result(note)
                 continue
-            job = JobId(note.fields.get("job", ""))
+            job = JobId(note.get("job", ""))
             if job not in self._waiting:
                 continue
-            if text := note.fields.get("record"):
+            if text := note.get("record"):
                 self._tell(job, _ended_decoder.decode(text))
             else:
                 self._unread.add(job)

@@ -13,8 +13,9 @@ from harness.bench.peers_queues import open_arq, open_celery, open_taskiq
 from harness.bench.runs import Run, best, cpu, of, p50, p99, rate, total
 from harness.stack import Stack
 
-SEED_001_RATE = 61.89
-SEED_000_STATUS_MS = 20.0
+# What earlier systems of this kind did, on other machines: constants, not measured beside ours.
+EARLIER_RATE = 61.89
+EARLIER_PROBE_MS = 20.0
 
 
 def _run(name: str, peer: str, load: Load, quick_jobs: int) -> Run:
@@ -99,14 +100,14 @@ ROWS: dict[str, Sequence[Figure]] = {
             better="higher",
         ),
     ),
-    "seed001": (
+    "six": (
         Figure(
-            "seed 001's run, 6 in flight: requests per second",
+            "unique jobs, 6 in flight: requests per second",
             (_OURS_6,),
             "/s",
             of(_OURS_6, rate),
-            "seed 001",
-            lambda _: SEED_001_RATE,
+            "an earlier system (constant)",
+            lambda _: EARLIER_RATE,
             goal=25,
             then=35,
             better="higher",
@@ -118,8 +119,8 @@ ROWS: dict[str, Sequence[Figure]] = {
             (_PROBES,),
             "ms",
             of(_PROBES, p99),
-            "seed 000",
-            lambda _: SEED_000_STATUS_MS,
+            "an earlier system (constant)",
+            lambda _: EARLIER_PROBE_MS,
             goal=3.0,
             then=1.5,
             bounds="value",

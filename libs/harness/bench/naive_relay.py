@@ -1,10 +1,10 @@
-"""The naive relay: the loop of seed 002, one upstream event after the other.
+"""The naive relay: what one writes first, one upstream event after the other.
 
     python -m harness.bench.naive_relay
 
 httpx by lines, one awaited XADD per event, then one SETEX for liveness and, as every event here is forward progress,
-one for that: as the essay has it, with its limits and trimming. No lease is looked at, no cursor is kept, nothing is
-de-duplicated. Which run to tail, and where, it takes from a list in Redis (`FOLLOW`); the essay polls a database.
+one for that, trimmed as it goes. No lease is looked at, no cursor is kept, nothing is
+de-duplicated. Which run to tail, and where, it takes from a list in Redis (`FOLLOW`).
 """
 
 import asyncio

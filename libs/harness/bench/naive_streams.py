@@ -1,4 +1,4 @@
-"""The naive fan-out: as the API pods of seed 002, each client's response reads the Redis stream by itself.
+"""The naive fan-out: what one writes first, each client's response reads the Redis stream by itself.
 
     python -m harness.bench.naive_streams PORT
 

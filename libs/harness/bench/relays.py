@@ -79,7 +79,7 @@ async def wait_until_said(process: Process, line: str) -> None:
 
 
 class NaiveRelay:
-    """`naive_relay`: the loop of seed 002."""
+    """`naive_relay`: one upstream event after the other."""
 
     def __init__(self, process: Process, client: "redis.asyncio.Redis") -> None:
         self._process = process

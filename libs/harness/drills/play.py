@@ -32,7 +32,7 @@ async def play(
         tell: takes the lines of the timeline.
         patience: times every limit of time.
         clients: how many watch one run where it is to be many.
-        slow_s: how long an answer takes where it is to take long; seed 004's was cut off after 30 s.
+        slow_s: how long an answer takes where it is to take long.
 
     Raises:
         DrillFailed: the target could not be made healthy again.

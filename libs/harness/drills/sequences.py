@@ -54,11 +54,6 @@ class Tally:
     after_terminal: int = 0
     ends: int = 0
 
-    @property
-    def is_faithful(self) -> bool:
-        """Whether nothing was wrong with what the watcher saw; gaps are not, for they are announced."""
-        return not (self.lost or self.doubled or self.disordered or self.strays or self.after_terminal)
-
 
 @dataclass(slots=True)
 class _Place:

@@ -66,7 +66,7 @@ async def turn_freeze(scene: Scene) -> None:
     await scene.eventually("the model has said all of it to the one that stands still", has_said_all)
     await cut.worker.thaw()
     scene.say(f"another worker has the turn; {cut.worker.name} wakes in the middle of its answer")
-    await scene.logged(cut.worker, "turn_dropped", turn=cut.asked.turn, why="lost")
+    await scene.logged(cut.worker, "turn_dropped", turn=cut.asked.turn, reason="lost")
     await _expect_redelivery(scene, cut, "worker frozen", cut_at, second_call="answered")
     await scene.threads.expect_told(cut.thread)
 

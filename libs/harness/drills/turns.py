@@ -8,9 +8,9 @@ from harness.drills.scene import Scene
 from harness.model.behaviour import WORDS_PER_S
 from towline.wire import events, threads
 
-# The door answers in milliseconds; seed 004's took 0.7 s.
+# The door answers in milliseconds.
 POSTED_WITHIN_S = 0.25
-# From the answer at the door to the worker's first word; seed 004's took 4.4 s.
+# From the answer at the door to the worker's first word.
 STARTED_WITHIN_S = 1.0
 FAST_WITHIN_S = 2.0
 MANY = 16

@@ -62,8 +62,8 @@ def test_a_row_alone_is_measured_alone():
     assert {run.peer for run in runs_for(ROWS["status"])} == {"status"}
 
 
-def test_seed_001s_run_has_the_requests_that_its_goal_asks_for():
-    (run,) = runs_for(ROWS["seed001"])
+def test_the_run_of_six_has_the_requests_that_its_goal_asks_for():
+    (run,) = runs_for(ROWS["six"])
 
     assert (run.load.in_flight, run.load.jobs >= 5000) == (6, True)
 

@@ -63,14 +63,5 @@ def test_what_a_live_source_said_before_it_was_followed_is_excused() -> None:
     assert tally(items, {"a": 6}) == Tally(events=3, lost=3)
 
 
-@pytest.mark.parametrize(
-    ("wrong", "is_faithful"),
-    [({}, True), ({"gaps": 1, "excused": 4, "repeated": 2}, True), ({"lost": 1}, False), ({"doubled": 1}, False),
-     ({"disordered": 1}, False), ({"strays": 1}, False), ({"after_terminal": 1}, False)],
-)  # fmt: skip
-def test_only_what_was_not_announced_is_unfaithful(wrong: dict[str, int], is_faithful: bool) -> None:
-    assert Tally(**wrong).is_faithful == is_faithful
-
-
 def test_totals_add_up() -> None:
     assert total([Tally(events=2, lost=1), Tally(events=3, ends=1)]) == Tally(events=5, lost=1, ends=1)

@@ -46,7 +46,7 @@ TURN_ENDS = frozenset({TURN_COMPLETED, TURN_FAILED, TURN_CANCELLED})
 GAP = "towline.gap"
 END = "towline.end"
 
-# Real work, as agents name it (seed 002): a run's progress is the last of these. A ping is a sign of life and no more.
+# Real work, as agents name it: a run's progress is the last of these. A ping is a sign of life and no more.
 PROGRESS_TYPES = ("output", "result", "assistant", "tool_result")
 # What ends a source.
 TERMINAL_TYPES = ("result",)

@@ -5,7 +5,7 @@ ignore them; times are RFC 3339 UTC with milliseconds; in answers only a member 
 `towline.wire.thread_events` has what a thread's event stream carries.
 """
 
-from typing import Annotated, Literal, get_args
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
@@ -27,7 +27,6 @@ THREAD_ENTRIES_SHOWN = 50
 
 AgentKind = Literal["echo", "http", "openai"]
 TurnState = Literal["queued", "running", "completed", "failed", "cancelled"]
-TURN_STATES: tuple[TurnState, ...] = get_args(TurnState)
 TURN_TERMINAL_STATES: frozenset[str] = frozenset({"completed", "failed", "cancelled"})
 Role = Literal["user", "agent"]
 OnBusy = Literal["queue", "reject", "interrupt"]

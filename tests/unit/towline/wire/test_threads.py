@@ -6,8 +6,6 @@ import msgspec
 import pytest
 
 from towline.wire.threads import (
-    TURN_STATES,
-    TURN_TERMINAL_STATES,
     AgentPut,
     EntryPost,
     ThreadCreate,
@@ -74,7 +72,3 @@ def test_an_agent_that_is_refused_says_why(body: dict[str, Any], said: str) -> N
 def test_threads_and_entries_that_are_refused(struct: type[msgspec.Struct], body: dict[str, Any]) -> None:
     with pytest.raises(msgspec.ValidationError):
         msgspec.convert(body, struct)
-
-
-def test_states_that_end_are_states() -> None:
-    assert set(TURN_STATES) > TURN_TERMINAL_STATES

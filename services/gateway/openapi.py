@@ -2,22 +2,24 @@
 
 import re
 from collections.abc import Sequence
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import msgspec
 
+from common.process.metrics import package_version
 from gateway import problems
 from gateway.http import Route
 from gateway.problems import Kind
 from towline.wire import json
 from towline.wire.api import Problem
+from towline.wire.ids import ID_PATTERN
 
 _REF = "#/components/schemas/{name}"
+_ID = {"type": "string", "pattern": f"^{ID_PATTERN}$"}
 _PATH_PARAMETERS: dict[str, dict[str, Any]] = {
-    "user": {"type": "string", "pattern": "^[A-Za-z0-9][A-Za-z0-9._:@-]{0,199}$"},
-    "run": {"type": "string", "pattern": "^[A-Za-z0-9][A-Za-z0-9._:@-]{0,199}$"},
-    "agent": {"type": "string", "pattern": "^[A-Za-z0-9][A-Za-z0-9._:@-]{0,199}$"},
+    "user": _ID,
+    "run": _ID,
+    "agent": _ID,
     "slug": {"type": "string", "enum": sorted(problems.KINDS)},
 }
 _UUID = {"type": "string", "format": "uuid"}
@@ -50,7 +52,7 @@ def document(routes: Sequence[Route]) -> bytes:
             "openapi": "3.1.0",
             "info": {
                 "title": "Towline gateway",
-                "version": _version(),
+                "version": package_version(),
                 "description": "Jobs for users' own machines, threads that agents answer, and events for watchers."
                 " Refusals are problems (RFC 9457), each documented at the address in its `type`."
                 " Repeat a request whose fate you do not know with the same Idempotency-Key.",
@@ -147,10 +149,3 @@ def _problems(route: Route) -> list[Kind]:
     if route.body:
         kinds += [problems.BODY_TIMEOUT, problems.BODY_TOO_LARGE, problems.UNSUPPORTED_MEDIA_TYPE]
     return [*kinds, problems.INVALID_REQUEST, problems.INTERNAL_ERROR]
-
-
-def _version() -> str:
-    try:
-        return version("towline-services")
-    except PackageNotFoundError:  # run from a checkout that was never installed
-        return "0+unknown"

@@ -16,18 +16,18 @@ from gateway.http import Parameter
 from gateway.problems import Refusal
 from gateway.request import Request
 from towline.wire.api import PAGE_ITEMS_DEFAULT, PAGE_ITEMS_MAX, Page
+from towline.wire.ids import ID_PATTERN
 
 Row = TypeVar("Row")
 Item = TypeVar("Item")
 
-_ID = "[A-Za-z0-9][A-Za-z0-9._:@-]{0,199}"
 # The 16 bytes of an id of ours in base64, whose last character has two bits to give.
 _UUID = "[A-Za-z0-9_-]{21}[AQgw]"
 # Milliseconds since the Unix epoch in hexadecimal.
 _TIME = "[0-9a-f]{11}"
 _CURSOR = re.compile(f"^{_UUID}$")
-_CURSOR_OF_RUN = re.compile(f"^({_TIME})-({_ID})$")
-_CURSOR_OF_AGENT = re.compile(f"^{_ID}$")
+_CURSOR_OF_RUN = re.compile(f"^({_TIME})-({ID_PATTERN})$")
+_CURSOR_OF_AGENT = re.compile(f"^{ID_PATTERN}$")
 _CURSOR_OF_ENTRY = re.compile("^[1-9][0-9]{0,17}$")
 _CURSOR_OF_USAGE = re.compile(f"^({_TIME})-({_UUID})-([a-z0-9._:-]{{1,200}})$")
 

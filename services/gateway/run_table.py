@@ -7,9 +7,8 @@ from gateway.runs import RunRoutes
 from gateway.stream import StreamRoutes
 from towline.wire import api
 from towline.wire import runs as wire
+from towline.wire.ids import ID_PATTERN
 from towline.wire.threads import ThreadEventsPage
-
-_ID = "[A-Za-z0-9][A-Za-z0-9._:@-]{0,199}"
 
 
 def routes_of_runs(runs: RunRoutes) -> list[Route]:
@@ -126,7 +125,7 @@ def routes_of_streams(streams: StreamRoutes, browsers: BrowserRoutes) -> list[Ro
             parameters=(
                 Parameter(
                     "runs",
-                    {"type": "string", "pattern": f"^{_ID}(,{_ID}){{0,{wire.STREAM_RUNS_MAX - 1}}}$"},
+                    {"type": "string", "pattern": f"^{ID_PATTERN}(,{ID_PATTERN}){{0,{wire.STREAM_RUNS_MAX - 1}}}$"},
                     f"ids of at most {wire.STREAM_RUNS_MAX} runs, with commas between",
                     required=True,
                 ),

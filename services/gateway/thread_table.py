@@ -8,8 +8,9 @@ from gateway.turns import TurnRoutes
 from gateway.usage import UsageRoutes
 from towline.wire import api
 from towline.wire import threads as wire
+from towline.wire.ids import ID_PATTERN
 
-_ID = {"type": "string", "pattern": "^[A-Za-z0-9][A-Za-z0-9._:@-]{0,199}$"}
+_ID = {"type": "string", "pattern": f"^{ID_PATTERN}$"}
 _OF_AGENT = Parameter("agent", _ID, "only of this agent")
 
 

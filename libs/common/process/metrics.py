@@ -51,7 +51,7 @@ class ProcessMetrics:
     def __init__(self, registry: CollectorRegistry, *, service: str, revision: str) -> None:
         labels = ["service", "version", "revision", "python"]
         info = Gauge("towline_build_info", "What runs here; always 1.", labels, registry=registry)
-        info.labels(service, _version(), revision, platform.python_version()).set(1)
+        info.labels(service, package_version(), revision, platform.python_version()).set(1)
         self.dependency_up = children(
             Gauge(
                 "towline_dependency_up", "Whether the store answers (1) or not (0).", ["dependency"], registry=registry
@@ -85,7 +85,8 @@ def children(metric: M, values: Sequence[str]) -> dict[str, M]:
     return {value: metric.labels(value) for value in values}
 
 
-def _version() -> str:
+def package_version() -> str:
+    """The version of the services that run here, as `towline_build_info` and the OpenAPI document tell it."""
     try:
         return version("towline-services")
     except PackageNotFoundError:  # run from a checkout that was never installed

@@ -13,6 +13,7 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from towline.wire.frames import Failure, Tool
+from towline.wire.ids import ID_PATTERN
 
 TIMEOUT_S_MAX = 600
 # The journal on the machine keeps an outcome for this long and a day (protocol rule 8): it cannot be longer.
@@ -30,7 +31,7 @@ PresenceState = Literal["online", "reconnecting", "offline", "unknown"]
 Scope = Literal["jobs", "runs", "threads", "admin"]
 
 Timestamp = Annotated[str, Meta(extra_json_schema={"format": "date-time"})]
-UserName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:@-]{0,199}$(?!\n)")]
+UserName = Annotated[str, Meta(pattern=rf"^{ID_PATTERN}$(?!\n)")]
 # The two alternatives of an outcome. The gateway passes its stored bytes through unread: a replay is the same bytes.
 OutcomeJson = Annotated[
     msgspec.Raw,

@@ -3,7 +3,8 @@
 import re
 
 # User, run, agent and thread ids: the caller's own words, safe in keys, paths and logs.
-_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@-]{0,199}")
+ID_PATTERN = "[A-Za-z0-9][A-Za-z0-9._:@-]{0,199}"
+_ID = re.compile(ID_PATTERN)
 _TRACEPARENT = re.compile(r"[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
 KEY_CHARACTERS_MAX = 255
 

@@ -114,7 +114,8 @@ class Client:
         self.was_cut = True
         self._chunks.clear()
         self._queued_bytes = 0
-        self._cut.reschedule(asyncio.get_running_loop().time())
+        if not self._cut.expired():  # told a second time before it took effect
+            self._cut.reschedule(asyncio.get_running_loop().time())
 
     async def next_chunk(self) -> bytes:
         """All that is queued, in one piece; waits for it. Empty: it has ended."""

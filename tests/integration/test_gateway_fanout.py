@@ -6,7 +6,7 @@ import socket
 import struct
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, cast
 
 import pytest
 import redis.asyncio
@@ -437,3 +437,28 @@ async def _connections(client: redis.asyncio.Redis) -> list[dict[str, str]]:
 
 async def _is(door: Door, sample: str, value: float) -> bool:
     return await metric(door, sample) == value
+
+
+class _OneTopic:
+    """As much of an encoder as a client needs that is sent nothing."""
+
+    open_topics: ClassVar[set[int]] = {1}
+
+
+async def test_a_response_that_is_being_cut_is_cut_again_in_peace() -> None:
+    """A keep-alive finds it stuck just as the gateway drains: an error would end either for everybody."""
+    made: asyncio.Future[Client] = asyncio.get_running_loop().create_future()
+
+    async def respond() -> None:
+        async with asyncio.timeout(None) as cut:
+            made.set_result(Client(cast("Any", _OneTopic()), cut, buffer_bytes=1))
+            await asyncio.Event().wait()
+
+    response = asyncio.create_task(respond())
+    client = await made
+    client.cut("slow")
+    while not response.done():
+        client.cut("drain")
+        await asyncio.sleep(0)
+    assert isinstance(response.exception(), TimeoutError)
+    assert client.ending == "slow"

@@ -24,11 +24,21 @@ class Batcher(Generic[Item, Result]):
         flush: takes the items and returns one result for each, in the same order. If it raises, all its callers get
             the error; if it is `StoreUnavailable` after a wait, so do all that were gathered meanwhile.
         items_max: most items in one flush.
+        size_of, bytes_max: most bytes in one flush, unless a single item has more.
     """
 
-    def __init__(self, flush: Callable[[Sequence[Item]], Awaitable[Sequence[Result]]], *, items_max: int = 256) -> None:
+    def __init__(
+        self,
+        flush: Callable[[Sequence[Item]], Awaitable[Sequence[Result]]],
+        *,
+        items_max: int = 256,
+        size_of: Callable[[Item], int] | None = None,
+        bytes_max: int = 0,
+    ) -> None:
         self._flush = flush
         self._items_max = items_max
+        self._size_of = size_of
+        self._bytes_max = bytes_max
         self._waiting: list[tuple[Item, asyncio.Future[Result]]] = []
         self._task: asyncio.Task[None] | None = None
 
@@ -43,11 +53,23 @@ class Batcher(Generic[Item, Result]):
     async def _run(self) -> None:
         try:
             while self._waiting:
-                batch = self._waiting[: self._items_max]
-                del self._waiting[: self._items_max]
+                count = self._count_next()
+                batch = self._waiting[:count]
+                del self._waiting[:count]
                 await self._flush_batch(batch)
         finally:
             self._task = None
+
+    def _count_next(self) -> int:
+        """How many of those that wait go out together, at least one."""
+        if self._size_of is None:
+            return self._items_max
+        size_bytes = 0
+        for count, (item, _) in enumerate(self._waiting[: self._items_max]):
+            size_bytes += self._size_of(item)
+            if count and size_bytes > self._bytes_max:
+                return count
+        return self._items_max
 
     async def _flush_batch(self, batch: list[tuple[Item, asyncio.Future[Result]]]) -> None:
         began = time.monotonic()

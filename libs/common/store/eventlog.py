@@ -24,13 +24,18 @@ if TYPE_CHECKING:
 
 Id = TypeVar("Id", bound=Hashable)
 
-# Events of a page of history, and about how many bytes: it is in memory a few times over until it is sent, and the
-# longest event is 256 KiB. How large they are is known once some were read: the first read of a page asks for few.
+# Events of a page of history, and about how many bytes: it is in memory a few times over until it is sent, until a
+# reader that stalls is cut off, and the longest event is 256 KiB. How large they are is known once some were read: the
+# first read of a page asks for few.
 PAGE_EVENTS_MAX = 400
-PAGE_BYTES = 2 * 1024 * 1024
-PAGE_FIRST_ENTRIES = 20
+PAGE_BYTES = 256 * 1024
+PAGE_FIRST_ENTRIES = 5
 # What follows may be larger than all that was read: no read of a page asks for more.
 PAGE_NEXT_ENTRIES = 100
+
+# Appended in one round trip, one run's batch at least: after an outage all runs append at once, and that must be packed
+# without a pause that leases notice, and reach Redis within a command's time.
+APPEND_BYTES_MAX = 4 * 1024 * 1024
 
 _ID = re.compile(r"(0|[1-9][0-9]{0,18})-(0|[1-9][0-9]{0,18})")
 
@@ -246,7 +251,7 @@ class Appends:
     """The way of all writers of a process to Redis: batches that are ready together share a round trip."""
 
     def __init__(self, redis: Redis) -> None:
-        self._calls: Batcher[Call, Any] = Batcher(redis.run_many)
+        self._calls: Batcher[Call, Any] = Batcher(redis.run_many, size_of=_size_of, bytes_max=APPEND_BYTES_MAX)
 
     async def run(self, call: Call) -> str:
         """Run one append; returns the script's word. Raises: StoreUnavailable (it may have been done)."""
@@ -323,6 +328,10 @@ class Writer:
         self._pending = None
         self.tail = tail
         return tail
+
+
+def _size_of(call: Call) -> int:
+    return sum(len(arg) for arg in call.args if isinstance(arg, str | bytes))
 
 
 def _how_many_more(found: Sequence[Entry], count: int) -> int:

@@ -53,6 +53,17 @@ async def test_a_lone_call_leaves_at_once_and_later_ones_go_together() -> None:
     assert flushes.batches == [[0], [1, 2, 3]]
 
 
+async def test_a_flush_is_bounded_in_bytes() -> None:
+    """In order; what alone is larger than that goes alone."""
+    flushes = Flushes()
+    batcher = Batcher(flushes.flush, size_of=lambda item: item, bytes_max=10)
+    tasks = [asyncio.create_task(batcher.submit(n)) for n in (1, 4, 6, 1, 99, 2, 8, 1)]
+    await settle()
+    flushes.gate.set()
+    assert await asyncio.gather(*tasks) == [f"result {n}" for n in (1, 4, 6, 1, 99, 2, 8, 1)]
+    assert flushes.batches == [[1, 4], [6, 1], [99], [2, 8], [1]]
+
+
 async def test_a_flush_is_bounded() -> None:
     """The rest goes in the next one, in order."""
     flushes = Flushes()

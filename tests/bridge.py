@@ -211,6 +211,11 @@ class Bridge:
         found = re.search(rf"^{re.escape(sample)} (\S+)$", text, re.MULTILINE)
         return float(found[1]) if found else 0.0
 
+    async def script_calls(self) -> int:
+        """How many scripts this worker's Redis has run, whoever asked."""
+        stats = await self.client.info("commandstats")
+        return sum(stats.get(f"cmdstat_{name}", {"calls": 0})["calls"] for name in ("evalsha", "eval"))
+
 
 @contextlib.asynccontextmanager
 async def open_bridge(

@@ -3,6 +3,8 @@
 The servers are those of `harness.servers`: from `DATABASE_URL` and `REDIS_URL`, containers, or embedded. A Redis given
 by URL is used up to database 15 by each process that runs tests side by side (`pytest -n`: 31 by the second, and so
 on), and what is in there is deleted.
+
+Beside them stands the file in which tools count their executions.
 """
 
 import contextlib
@@ -72,6 +74,15 @@ async def redis_url(servers: Servers) -> str:
     async with redis.asyncio.Redis.from_url(url) as client:
         await client.flushdb()
     return url
+
+
+@pytest.fixture
+def executions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The file to which `sidecar_tools` write a line per execution; a sidecar's process has it by its directory."""
+    file = tmp_path / "executions"
+    file.touch()
+    monkeypatch.setenv("EXECUTIONS", str(file))
+    return file
 
 
 @contextlib.asynccontextmanager

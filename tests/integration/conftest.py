@@ -7,8 +7,10 @@ from pathlib import Path
 import pytest
 import redis.asyncio
 from bridge import Bridge, open_bridge
+from followed_runs import FollowedRun, Relay, open_module_relay, open_run
 from support import redis_database
 
+from common import turns as times
 from common.ids import new_id
 from common.store.jobs import Jobs
 from common.store.postgres import Postgres, open_postgres
@@ -74,6 +76,28 @@ async def quiet_bridge(state_directory: Path, postgres_url: str, redis_url: str)
         state_directory / f"bridge-{new_id()}", postgres_url=postgres_url, redis_url=redis_url, heartbeat_s=60
     ) as running:
         yield running
+
+
+@pytest.fixture(scope="module")
+async def relay(servers: Servers, postgres_url: str) -> AsyncIterator[Relay]:
+    """A relay of this module, in this process."""
+    async with open_module_relay(servers.redis_url, postgres_url) as running:
+        yield running
+
+
+@pytest.fixture
+async def run(relay: Relay, postgres: Postgres) -> AsyncIterator[FollowedRun]:
+    """A run that the module's relay may follow; stopped at the end."""
+    async with open_run(relay, postgres) as opened:
+        yield opened
+
+
+@pytest.fixture
+def brisk_retries(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pauses between a turn's attempts that a test can wait for, and no look that would end them."""
+    monkeypatch.setattr(times, "NET_POLL_S", 60.0)
+    monkeypatch.setattr(times, "RETRY_FIRST_S", 0.05)
+    monkeypatch.setattr(times, "RETRY_CAP_S", 0.1)
 
 
 @contextlib.asynccontextmanager

@@ -68,7 +68,9 @@ async def test_a_streamed_answer_comes_word_by_word_and_its_usage_last(client: o
 
 async def test_a_stream_has_no_usage_unless_it_was_asked_for(client: openai.AsyncOpenAI) -> None:
     stream = await client.chat.completions.create(model="fast", messages=user("Hi"), stream=True)
-    assert all(chunk.usage is None for chunk in [chunk async for chunk in stream])
+    chunks = [chunk async for chunk in stream]
+    assert chunks
+    assert all(chunk.usage is None for chunk in chunks)
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])

@@ -5,11 +5,8 @@ import zlib
 from collections.abc import AsyncIterator
 
 import pytest
-from followed_runs import FollowedRun, RawUpstream, Relay, open_module_relay, open_run, source
+from followed_runs import FollowedRun, RawUpstream, Relay, source
 from support import eventually
-
-from common.store.postgres import Postgres
-from harness.servers import Servers
 
 SEPARATORS = ["\u2028", "\u2029", "\x85", "\x0b", "\x0c", "\x1c"]
 
@@ -18,18 +15,6 @@ SEPARATORS = ["\u2028", "\u2029", "\x85", "\x0b", "\x0c", "\x1c"]
 async def upstream() -> AsyncIterator[RawUpstream]:
     async with RawUpstream() as running:
         yield running
-
-
-@pytest.fixture(scope="module")
-async def relay(servers: Servers, postgres_url: str) -> AsyncIterator[Relay]:
-    async with open_module_relay(servers.redis_url, postgres_url) as running:
-        yield running
-
-
-@pytest.fixture
-async def run(relay: Relay, postgres: Postgres) -> AsyncIterator[FollowedRun]:
-    async with open_run(relay, postgres) as opened:
-        yield opened
 
 
 async def stored(run: FollowedRun, count: int, *, within_s: float = 10.0) -> list[dict[str, str]]:

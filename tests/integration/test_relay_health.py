@@ -4,30 +4,16 @@ from collections.abc import AsyncIterator
 
 import msgspec
 import pytest
-from followed_runs import FollowedRun, Relay, open_module_relay, open_run, source
+from followed_runs import FollowedRun, Relay, source
 from support import eventually
 
 from common.store import keys
 from common.store.leases import look
-from common.store.postgres import Postgres
 from common.store.redis import open_redis
 from harness.agent.server import Agent
 from harness.agent.stream import Script
-from harness.servers import Servers
 
 STALL_AFTER_S = 1.5
-
-
-@pytest.fixture(scope="module")
-async def relay(servers: Servers, postgres_url: str) -> AsyncIterator[Relay]:
-    async with open_module_relay(servers.redis_url, postgres_url) as running:
-        yield running
-
-
-@pytest.fixture
-async def run(relay: Relay, postgres: Postgres) -> AsyncIterator[FollowedRun]:
-    async with open_run(relay, postgres) as opened:
-        yield opened
 
 
 @pytest.fixture

@@ -6,35 +6,21 @@ from typing import Any
 
 import msgspec
 import pytest
-from followed_runs import FollowedRun, Relay, open_module_relay, open_run, source
+from followed_runs import FollowedRun, Relay, source
 from support import eventually
 
 from common.ids import RunId
 from common.store.leases import SourceStatus, look
-from common.store.postgres import Postgres
 from common.store.redis import open_redis
 from common.store.runs import Runs
 from harness.agent.server import Agent
 from harness.agent.stream import Answer, Script
-from harness.servers import Servers
 
 
 @pytest.fixture
 async def agent() -> AsyncIterator[Agent]:
     async with Agent() as running:
         yield running
-
-
-@pytest.fixture(scope="module")
-async def relay(servers: Servers, postgres_url: str) -> AsyncIterator[Relay]:
-    async with open_module_relay(servers.redis_url, postgres_url) as running:
-        yield running
-
-
-@pytest.fixture
-async def run(relay: Relay, postgres: Postgres) -> AsyncIterator[FollowedRun]:
-    async with open_run(relay, postgres) as opened:
-        yield opened
 
 
 async def test_a_run_from_its_first_event_to_its_end(agent: Agent, relay: Relay, run: FollowedRun) -> None:
@@ -185,9 +171,9 @@ async def test_an_upstream_that_is_down_is_found_again(agent: Agent, relay: Rela
     await eventually(lambda: stream.open_connections)
     stream.emit()
     await run.has([1])
-    before = relay.metric("towline_relay_upstream_retries_total", why="no_answer")
+    before = relay.metric("towline_relay_upstream_retries_total", reason="no_answer")
     await agent.__aexit__(None, None, None)
-    await eventually(lambda: relay.metric("towline_relay_upstream_retries_total", why="no_answer") >= before + 2)
+    await eventually(lambda: relay.metric("towline_relay_upstream_retries_total", reason="no_answer") >= before + 2)
     await agent.__aenter__()
     again = agent.add("a")
     again.emit(2)

@@ -23,14 +23,6 @@ async def hub() -> AsyncIterator[Hub]:
 
 
 @pytest.fixture
-def executions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    file = tmp_path / "executions"
-    file.touch()
-    monkeypatch.setenv("EXECUTIONS", str(file))
-    return file
-
-
-@pytest.fixture
 async def start(hub: Hub, tmp_path: Path, executions: Path) -> AsyncIterator[Start]:
     async with open_sidecars(hub.url, tmp_path) as starter:
         yield starter
@@ -70,6 +62,7 @@ async def test_codes_that_forbid_dialling_are_heeded_and_the_process_stays(hub: 
         session = await hub.session()
         await session.socket.close(code, "no")
         await eventually(lambda: [line for line in lines if line["event"] == "stopped_dialling"])
+    # Longer than the first pauses: it does not dial.
     await asyncio.sleep(1.5)
     assert len(hub.handshakes) == 1
 
@@ -137,6 +130,7 @@ async def test_a_refused_token_is_tried_three_times_and_a_new_one_needs_no_resta
         await eventually(lambda: [line for line in lines if line["event"] == "needs_token"])
         assert hub.authorizations == {"Bearer old": 3}
         assert "old" not in str([line for line in lines if line["event"] != "needs_token"])
+    # Longer than the first pauses: there is no fourth try.
     await asyncio.sleep(2)
     assert len(hub.handshakes) == 3
     hub.answer_upgrade = None
@@ -149,6 +143,7 @@ async def test_a_revoked_token_stops_dialling(hub: Hub, start: Start) -> None:
     start()
     session = await hub.session()
     await session.socket.close(4500, "revoked")
+    # Longer than the first pauses: it does not dial.
     await asyncio.sleep(2)
     assert len(hub.handshakes) == 1
 
@@ -203,8 +198,9 @@ async def test_a_redirect_is_not_followed(hub: Hub, start: Start) -> None:
 async def test_comes_back_when_the_server_was_away(hub: Hub, start: Start) -> None:
     start()
     await hub.session()
-    await hub.stop()
-    await asyncio.sleep(1.5)
+    async with logged() as lines:
+        await hub.stop()
+        await eventually(lambda: [line for line in lines if line["event"] == "cannot_connect"])
     await hub.start()
     await hub.session(2)
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import sidecar_tools
 from sidecar_hub import Hub
+from sidecar_starts import logged
 from support import eventually
 
 from towline.sidecar import Sidecar, connection
@@ -23,17 +24,8 @@ async def hub() -> AsyncIterator[Hub]:
 
 
 @pytest.fixture
-def executions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The file to which the tools write a line per execution."""
-    file = tmp_path / "executions"
-    file.touch()
-    monkeypatch.setenv("EXECUTIONS", str(file))
-    sidecar_tools.release.clear()
-    return file
-
-
-@pytest.fixture
 async def sidecar(hub: Hub, tmp_path: Path, executions: Path) -> AsyncIterator[Sidecar]:
+    sidecar_tools.release.clear()
     running = Sidecar(url=hub.url, token="secret", state_dir=tmp_path / "state", tools=sidecar_tools.ALL)
     task = asyncio.create_task(running.run())
     await hub.session()
@@ -274,12 +266,14 @@ async def test_what_ended_between_hello_and_welcome_is_answered_by_job(
     await first.drop()
     await eventually(lambda: len(hub.handshakes) == 2)
     await eventually(lambda: hub.hellos == 2)
+    (job,) = [task for task in asyncio.all_tasks() if task.get_name() == "job:job-1"]
     sidecar_tools.release.set()
-    await asyncio.sleep(0.2)
+    await asyncio.wait_for(job, 10)
     hub.may_welcome.set()
     second = await hub.session(2)
     assert second.hello.running == ["job-1"]
-    assert value(await second.result(job="job-1")) == "done"
+    result = await second.result(job="job-1")
+    assert (value(result), result.replayed) == ("done", True), "it had ended"
 
 
 async def test_what_waits_behind_a_job_of_another_socket_does_not_start_after_stop(
@@ -303,14 +297,19 @@ async def test_status_goes_before_results_that_wait_to_be_written(hub: Hub, side
     """The worker reads nothing for a while, more piles up than the network holds, then it asks."""
     session = await hub.session()
     session.socket.transport.pause_reading()
-    for n in range(16):
-        await session.deliver("look", {"at": "x" * 1_000_000}, job=f"job-{n}", hinted=True)
-    await eventually(lambda: executions.read_text().count("\n") == 16)
-    await session.send(frames.Status("urgent"))
-    await asyncio.sleep(0.2)
+    async with logged() as lines:
+        for n in range(16):
+            await session.deliver("look", {"at": "x" * 1_000_000}, job=f"job-{n}", hinted=True)
+        await eventually(lambda: [line["event"] for line in lines].count("job_ended") == 16)
+        await session.send(frames.Status("urgent"))
+        # Frames are read in their order: when this job has ended, the question was read.
+        after = await session.deliver("look", {"at": "after it"}, job="after it", hinted=True)
+        await eventually(lambda: [line["event"] for line in lines].count("job_ended") == 17)
     session.socket.transport.resume_reading()
-    await eventually(lambda: sum(isinstance(frame, frames.JobResult) for frame in session.received) == 16)
-    assert isinstance(session.received[-1], frames.JobResult)
+    await session.result(frame=after)
+    came = [type(frame) for frame in session.received]
+    behind = came[came.index(frames.StatusResult) :]
+    assert behind.count(frames.JobResult) > 1, "not only the one that was asked for later"
 
 
 async def test_a_worker_that_reads_no_more_is_left(hub: Hub, sidecar: Sidecar, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -199,11 +199,8 @@ async def test_a_journal_that_cannot_be_opened_is_opened_later(tmp_path: Path) -
     await journal.aclose()
 
 
-async def test_without_a_journal_only_hinted_jobs_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_without_a_journal_only_hinted_jobs_run(tmp_path: Path, executions: Path) -> None:
     """And when it can be opened again, the sidecar dials anew to say which one it has now."""
-    executions = tmp_path / "executions"
-    executions.touch()
-    monkeypatch.setenv("EXECUTIONS", str(executions))
     obstacle = tmp_path / "state" / "journal.db"
     obstacle.mkdir(parents=True)
     async with Hub() as hub:
@@ -229,12 +226,9 @@ async def test_without_a_journal_only_hinted_jobs_run(tmp_path: Path, monkeypatc
 
 @pytest.mark.parametrize("recovers", [True, False])
 async def test_a_disk_that_fills_while_a_tool_runs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recovers: bool
+    tmp_path: Path, executions: Path, monkeypatch: pytest.MonkeyPatch, recovers: bool
 ) -> None:
     """The tool has ended; no answer leaves before its outcome is on disk. If that stays full, nobody knows."""
-    executions = tmp_path / "executions"
-    executions.touch()
-    monkeypatch.setenv("EXECUTIONS", str(executions))
     monkeypatch.setattr(memory, "RECORD_PAUSE_S", 0.1)
     sidecar_tools.release.clear()
     async with Hub() as hub:

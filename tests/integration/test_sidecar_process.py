@@ -18,13 +18,6 @@ async def hub() -> AsyncIterator[Hub]:
 
 
 @pytest.fixture
-def executions(tmp_path: Path) -> Path:
-    file = tmp_path / "executions"
-    file.touch()
-    return file
-
-
-@pytest.fixture
 async def new(hub: Hub, tmp_path: Path, executions: Path) -> AsyncIterator[NewProcess]:
     async with open_processes(hub.url, tmp_path) as make:
         yield make

@@ -219,7 +219,7 @@ async def test_what_was_posted_meanwhile_comes_after_the_reply_in_the_conversati
 
 @pytest.mark.parametrize(("bytes_max", "fit"), [(17, 3), (16, 2), (8, 2), (7, 1), (1, 1)])
 async def test_of_a_large_conversation_the_newest_comes(stores: Stores, bytes_max: int, fit: int) -> None:
-    """As much as fits, answers counted, and the question whatever its size (PAY-04)."""
+    """As much as fits, answers counted, and the question whatever its size."""
     thread = await stores.new_thread()
     turns = [await stores.post(thread.thread, text) for text in ("one", "two", "three")]
     worker = Worker(stores)

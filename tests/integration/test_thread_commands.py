@@ -286,6 +286,7 @@ async def test_entries_read_gives_up_when_it_is_told_to() -> None:
         ended = await run(gateway, "entries", "read", THREAD, "--wait", "0", "--json")
         of_another = await run(gateway, "entries", "read", THREAD, "--turn", OTHER_TURN)
     assert (ended.code, ended.document()["turns"][0]["state"]) == (5, "running")
+    assert gateway.to(TURNS)
     assert all("prefer" not in request.headers for request in gateway.to(TURNS))
     assert (of_another.code, of_another.out) == (2, "")
 

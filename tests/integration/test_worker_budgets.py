@@ -55,8 +55,8 @@ async def one_job(bridge: Bridge, user: UserId, peer: Peer, *, hinted: bool) -> 
     await bridge.jobs.enqueue(record, GATEWAY)
     await peer.answer(await peer.next(frames.Job))
     for note in await inbox.read():
-        if note.fields["job"] == record.job:
-            assert note.fields["record"] == terminal_text(await bridge.record(record.job))
+        if note["job"] == record.job:
+            assert note["record"] == terminal_text(await bridge.record(record.job))
     await inbox.remove()
     return record
 
@@ -130,14 +130,14 @@ async def test_a_thousand_idle_machines_cost_a_pipeline_and_little_memory(
         process = psutil.Process(bridge.worker.pid)
         # As many as fill one pipeline: its buffers are the worker's, not a socket's.
         warm = [peer for _ in range(10) for peer in await _machines(bridge, 20)]
-        await bridge.fence(await _user_of(bridge, warm[0]), warm[0])
+        await bridge.fence(_user_of(warm[0]), warm[0])
         connections = (await bridge.client.info("clients"))["connected_clients"]
         before = process.memory_info().rss
         peers: list[Peer] = []
         while len(peers) < machines:
             peers += await _machines(bridge, 50)
         await eventually(lambda: _are_connected(bridge, machines + len(warm)))
-        await bridge.fence(await _user_of(bridge, peers[-1]), peers[-1])
+        await bridge.fence(_user_of(peers[-1]), peers[-1])
         grown = process.memory_info().rss - before
         assert grown / machines <= 24 * KIB, f"{grown / machines / KIB:.1f} KiB a socket"
         assert (await bridge.client.info("clients"))["connected_clients"] <= connections + 4
@@ -153,7 +153,7 @@ async def _machines(bridge: Bridge, number: int) -> list[Peer]:
     return await asyncio.gather(*(bridge.machine(new_user()) for _ in range(number)))
 
 
-async def _user_of(bridge: Bridge, peer: Peer) -> UserId:
+def _user_of(peer: Peer) -> UserId:
     welcome = peer.received[0]
     assert isinstance(welcome, frames.Welcome)
     return UserId(welcome.user)

@@ -381,15 +381,10 @@ async def test_a_bad_catalogue_is_a_bad_frame(
 async def test_a_machine_without_tools_costs_no_more_than_another(bridge: Bridge, user: UserId) -> None:
     """Its catalogue is not asked for again and again."""
     peer = await bridge.machine(user, tools=[])
-    before = await _script_calls(bridge)
+    before = await bridge.script_calls()
     for _ in range(5):
         await bridge.fence(user, peer)
-    assert await _script_calls(bridge) - before < 5
-
-
-async def _script_calls(bridge: Bridge) -> int:
-    stats = await bridge.client.info("commandstats")
-    return sum(stats.get(f"cmdstat_{name}", {"calls": 0})["calls"] for name in ("evalsha", "eval"))
+    assert await bridge.script_calls() - before < 5
 
 
 async def test_goodbye_takes_presence_away_and_a_lost_socket_does_not(bridge: Bridge, user: UserId) -> None:

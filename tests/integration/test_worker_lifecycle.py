@@ -391,9 +391,9 @@ async def test_a_redis_that_refuses_is_asked_again_at_leisure(cut: Cut, user: Us
         await bridge.client.set(keys.presence(user), "not a hash")
     process = psutil.Process(bridge.worker.pid)
     try:
-        before = await _script_calls(bridge), process.cpu_times()
+        before = await bridge.script_calls(), process.cpu_times()
         await asyncio.sleep(1.5)  # a stretch of time to count in: heartbeats, and repetitions
-        calls = await _script_calls(bridge) - before[0]
+        calls = await bridge.script_calls() - before[0]
         busy_s = sum(process.cpu_times()[:2]) - sum(before[1][:2])
         assert calls < 60
         assert busy_s < 0.75
@@ -405,11 +405,6 @@ async def test_a_redis_that_refuses_is_asked_again_at_leisure(cut: Cut, user: Us
         await bridge.client.delete(keys.presence(user))
     record = await bridge.submit(user)
     assert (await peer.next(frames.Job)).job == record.job
-
-
-async def _script_calls(bridge: Bridge) -> int:
-    stats = await bridge.client.info("commandstats")
-    return sum(stats.get(f"cmdstat_{name}", {"calls": 0})["calls"] for name in ("evalsha", "eval"))
 
 
 async def test_a_worker_waits_for_stores_that_are_not_there_yet(

@@ -144,7 +144,7 @@ async def test_a_count_that_is_none_does_not_cost_the_answer(
 async def test_a_compressed_answer_is_bounded_by_what_it_inflates_to(
     world: TurnWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A thousand times what came in; and it must not keep the worker from its other turns (PAY-04)."""
+    """A compressed bomb, a thousand times what came in; it must not keep the worker from its other turns either."""
     monkeypatch.setattr("worker.agents.openai.RESPONSE_BYTES_MAX", 100_000)
     body = gzip.compress(b"data: " + b"x" * 200_000)
 
@@ -163,7 +163,7 @@ async def test_a_compressed_answer_is_bounded_by_what_it_inflates_to(
 
 
 async def test_a_model_that_never_stops_is_broken_off(world: TurnWorld, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Memory is bounded whatever an API sends, also inside one event (PAY-04)."""
+    """Memory is bounded whatever an API sends, also inside one event that never ends."""
     monkeypatch.setattr("worker.agents.openai.RESPONSE_BYTES_MAX", 100_000)
     await world.worker()
     async with Scripted(Answer(200, SSE, "data: " + "x" * 200_000)) as endpoint:

@@ -105,7 +105,7 @@ async def test_a_worker_that_lost_its_claim_hears_of_it(world: TurnWorld, model:
 async def test_claims_are_kept_while_a_model_thinks(
     world: TurnWorld, model: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Silence for longer than a claim: no second attempt, though another worker would take it (DUR-01)."""
+    """Silence for longer than a claim: no second attempt, though another worker would take it."""
     monkeypatch.setattr(times, "CLAIM_S", 1)
     monkeypatch.setattr(times, "HEARTBEAT_S", 0.25)
     monkeypatch.setattr(times, "NET_POLL_S", 0.2)
@@ -148,7 +148,7 @@ async def test_an_end_that_nobody_announced_is_announced(world: TurnWorld) -> No
 
 
 async def test_a_cancelled_turn_of_a_dead_worker_is_not_begun_again(world: TurnWorld, model: Model) -> None:
-    """Cancelled, then killed before it heard of it (DUR-05)."""
+    """Its worker was killed before it heard of the cancel; that must not be lost with it."""
     doomed = await world.worker()
     turn = await world.ask(model, "hang")
     await eventually(lambda: model.requests)
@@ -161,7 +161,7 @@ async def test_a_cancelled_turn_of_a_dead_worker_is_not_begun_again(world: TurnW
 
 
 async def test_a_drip_is_cut_off_at_the_cap(world: TurnWorld, model: Model) -> None:
-    """A word now and then is no reason to go on; and it is not tried again (DUR-09)."""
+    """A word now and then is no reason to go on; and it is not tried again."""
     await world.worker()
     turn = await world.ask(model, "slow-60", turn_cap_s=6.5)
     ended = await world.ended_once(turn, "failed")

@@ -26,14 +26,6 @@ async def endpoint() -> AsyncIterator[Endpoint]:
         yield running
 
 
-@pytest.fixture
-def brisk_retries(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pauses between attempts that a test can wait for, and no look that would end them."""
-    monkeypatch.setattr(times, "NET_POLL_S", 60.0)
-    monkeypatch.setattr(times, "RETRY_FIRST_S", 0.05)
-    monkeypatch.setattr(times, "RETRY_CAP_S", 0.1)
-
-
 async def ask(world: TurnWorld, endpoint: Endpoint, behaviour: str, **members: object) -> Turn:
     """Post an entry to an agent that behaves so."""
     members = {"signing_secret": SECRET, **members}

@@ -25,14 +25,6 @@ async def model() -> AsyncIterator[Model]:
         yield running
 
 
-@pytest.fixture
-def brisk_retries(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pauses between attempts that a test can wait for, and no look that would end them."""
-    monkeypatch.setattr(times, "NET_POLL_S", 60.0)
-    monkeypatch.setattr(times, "RETRY_FIRST_S", 0.05)
-    monkeypatch.setattr(times, "RETRY_CAP_S", 0.1)
-
-
 async def test_a_model_answers_in_pieces(world: TurnWorld, model: Model) -> None:
     """What was heard is the answer, and the usage is the API's own count."""
     await world.worker()
@@ -133,7 +125,7 @@ async def test_a_silent_model_is_cut_off_at_its_time(world: TurnWorld, model: Mo
 
 
 async def test_what_no_store_can_hold_is_mended(world: TurnWorld, model: Model) -> None:
-    """U+0000 and half a surrogate pair in a model's answer (PAY-01): one end, in pieces and in the entry alike."""
+    """U+0000 (Postgres refuses it) and half a surrogate pair in an answer: one end, pieces and entry are alike."""
     await world.worker()
     thread = await world.thread("openai", url=model.url, model="odd", api_key="sk-test")
     turn = await world.post(thread, f"hi {new_id()}")
@@ -163,7 +155,7 @@ async def test_a_secret_that_cannot_be_read_fails_readably(world: TurnWorld, mod
 
 
 async def test_a_cancelled_turn_ends_once_and_leaves_the_model(world: TurnWorld, model: Model) -> None:
-    """While it thinks: told by a notification, the request is closed, and no attempt follows (DUR-05)."""
+    """While it thinks: told by a notification, the request is closed, and no attempt follows."""
     worker = await world.worker()
     thread = await world.thread("openai", url=model.url, model="hang", api_key="sk-test")
     turn = await world.post(thread, new_id())

@@ -41,7 +41,7 @@ async def model() -> AsyncIterator[Model]:
 async def test_a_lost_answer_of_postgres_does_nothing_twice(
     world: TurnWorld, model: Model, monkeypatch: pytest.MonkeyPatch, statement: str
 ) -> None:
-    """The link dies after the statement was sent: it is repeated, and finds what the first one did (PGS-07)."""
+    """The link dies after the statement was sent: it is repeated, and finds what the first one did."""
     monkeypatch.setattr(times, "RETRY_FIRST_S", 0.05)
     proxy = TcpProxy(world.stores.postgres.url)
     url = await proxy.start()
@@ -57,7 +57,7 @@ async def test_a_lost_answer_of_postgres_does_nothing_twice(
 
 
 async def test_postgres_may_be_away_for_longer_than_a_claim(world: TurnWorld, model: Model) -> None:
-    """All connections are cut and none is let in: the answer waits, and the turn ends once when it is back (PGS-03)."""
+    """All connections are cut and none is let in: the answer waits, and the turn ends once when it is back."""
     proxy = TcpProxy(world.stores.postgres.url)
     url = await proxy.start()
     world.cleanup.push_async_callback(proxy.stop)
@@ -78,7 +78,7 @@ async def test_postgres_may_be_away_for_longer_than_a_claim(world: TurnWorld, mo
 
 
 async def test_no_connection_is_held_while_models_think(world: TurnWorld, model: Model) -> None:
-    """Many turns, few connections, no open transaction (PGS-01)."""
+    """Many turns, few connections, no open transaction."""
     await world.worker(turn_slots=40)
     turns = [await world.ask(model, "slow-1.5") for _ in range(40)]
     await eventually(lambda: len(model.requests) == 40)

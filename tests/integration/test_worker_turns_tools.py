@@ -193,7 +193,7 @@ async def test_a_full_queue_is_told(
 
 
 async def test_a_cancelled_turn_cancels_its_running_tool(world: TurnWorld, model: Model, user: UserId) -> None:
-    """The machine is told, no other tool starts, and the turn ends once (DUR-05)."""
+    """The machine is told, no other tool starts, and the turn ends once."""
     worker = await world.worker(roles="bridge,turns")
     machine = await world.machine(user, worker, tools=[WRITE])
     turn = await ask(world, model, user, "tools-2", "fill_form {}", "fill_form {}")
@@ -254,7 +254,7 @@ async def test_a_turn_that_is_cancelled_while_its_tool_is_accepted_runs_none(
 
 
 async def test_a_tool_of_a_dead_worker_runs_once(world: TurnWorld, model: Model, user: UserId) -> None:
-    """Its turn goes on elsewhere and joins the job that is under way; the model is not asked again (DUR-03)."""
+    """Its turn goes on elsewhere and joins the job that is under way; the model is not asked again."""
     bridge = await world.worker(roles="bridge")
     machine = await world.machine(user, bridge, tools=[WRITE])
     doomed = await world.worker()
@@ -316,7 +316,7 @@ async def test_a_tool_that_is_not_offered_any_more_is_not_said_not_to_have_run(
 
 
 async def test_large_arguments_are_left_out_of_events(world: TurnWorld, model: Model, user: UserId) -> None:
-    """The machine has them; a thread's log, and everyone who reads it, would choke on them (PAY-04)."""
+    """The machine has them; a thread's log, and everyone who reads it, would choke on them."""
     worker = await world.worker(roles="bridge,turns")
     machine = await world.machine(user, worker, tools=[LOOK])
     turn = await ask(world, model, user, "tools-1", 'look {"mark": "' + "x" * 70_000 + '"}')

@@ -1,7 +1,7 @@
 """Every drill of the job path, once, on one installation of this machine.
 
-The scenarios are in `harness.drills`; what they promise is design law: each makes its cut, proves that it happened, and
-counts executions, deliveries, terminals and what is left behind.
+The scenarios are in `harness.drills`; docs/how-to/run-a-drill.md says what each cuts and what must hold. Each makes its
+cut, proves that it happened, and counts executions, deliveries, terminals and what is left behind.
 """
 
 from collections.abc import AsyncIterator

@@ -1,7 +1,8 @@
 """Every drill of the event path, once, on one installation of this machine.
 
-The scenarios are in `harness.drills`; what they promise is design law: each makes its cut, proves that it happened, and
-counts events lost, doubled and out of order, gaps, last events, and who was told the end.
+The scenarios are in `harness.drills`; docs/how-to/run-a-drill.md says what each cuts and what must hold. Each makes its
+cut, proves that it happened, and counts events lost, doubled and out of order, gaps, last events, and who was told
+the end.
 """
 
 from collections.abc import AsyncIterator

@@ -1,4 +1,4 @@
-"""A disk that is full, read-only or torn: nothing runs unrecorded, nothing recorded is forgotten (SID-07).
+"""A disk that is full, read-only or torn: nothing runs unrecorded, nothing recorded is forgotten.
 
 The disk is a small one of its own, which needs the right to mount; where there is none these tests say so and are
 skipped. (Kills at random instants, and a full disk without that right: tests/integration/test_sidecar_journal.py.)
@@ -52,14 +52,6 @@ def disk(tmp_path: Path) -> Iterator[Disk]:
     disk.mount("size=1m")
     yield disk
     subprocess.run(["umount", "-l", str(disk.path)], check=True)
-
-
-@pytest.fixture
-def executions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    file = tmp_path / "executions"
-    file.touch()
-    monkeypatch.setenv("EXECUTIONS", str(file))
-    return file
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Networks that stand between a laptop and its server: proxies, and IPv6 that leads nowhere (SID-04, SID-06)."""
+"""Networks that stand between a laptop and its server: proxies, and IPv6 that leads nowhere."""
 
 import asyncio
 import contextlib

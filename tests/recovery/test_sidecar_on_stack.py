@@ -59,7 +59,7 @@ class World:
 
         async def terminal() -> api.Job | None:
             # The wait of one call ends when the machine goes offline; the job goes on.
-            now = await self.client.get_job(job.job)
+            now = await self.client.read_job(job.job)
             return now if now.terminal else None
 
         ended = await eventually(terminal, within_s)
@@ -155,7 +155,7 @@ async def test_a_job_begun_on_one_machine_is_never_sent_to_another(world: World,
         # It waits, and holds up nobody.
         after = await world.submit(user, "click", "after-it", wait_s=15)
         assert after.state == "completed"
-        assert not (await world.client.get_job(job.job)).terminal
+        assert not (await world.client.read_job(job.job)).terminal
         await second.stop()
         await eventually(lambda: world.has_state(user, "offline"), 15)
         await first.start()

@@ -1,4 +1,4 @@
-"""Sleep, wake and clocks that jump: at most one new connection each, and nothing runs twice (SID-01)."""
+"""Sleep, wake and clocks that jump: at most one new connection each, and nothing runs twice."""
 
 import asyncio
 import signal
@@ -12,6 +12,7 @@ from sidecar_starts import Start, open_processes, open_sidecars
 from support import eventually
 
 from towline.sidecar import app
+from towline.sidecar.wake import GAP_S
 
 
 class LaptopClocks:
@@ -33,14 +34,6 @@ def clocks(monkeypatch: pytest.MonkeyPatch) -> LaptopClocks:
     clocks = LaptopClocks()
     monkeypatch.setattr(app, "time", clocks)
     return clocks
-
-
-@pytest.fixture
-def executions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    file = tmp_path / "executions"
-    file.touch()
-    monkeypatch.setenv("EXECUTIONS", str(file))
-    return file
 
 
 @pytest.fixture
@@ -72,6 +65,7 @@ async def test_a_jump_of_either_clock_is_one_new_connection(
     second = await hub.session(2)
     again = await second.run("click", {"button": "before"}, job="before", attempt=2)
     assert (again.replayed, bytes(again.result)) == (True, bytes(done.result))
+    # Clocks are read once a second: none of the next readings takes it for another sleep.
     await asyncio.sleep(3)
     assert len(hub.handshakes) == 2, "no loop"
     assert executions.read_text() == "click before\n"
@@ -95,7 +89,8 @@ async def test_a_loop_that_was_blocked_counts_as_asleep(hub: Hub, tmp_path: Path
     tools = tmp_path / "blocking.py"
     tools.write_text(
         "import time\nfrom towline.sidecar import tool\n\n\n"
-        "@tool(read_only=True)\nasync def block() -> str:\n    time.sleep(6)\n    return 'blocked'\n"
+        "@tool(read_only=True)\nasync def block() -> str:\n"
+        f"    time.sleep({GAP_S + 1})\n    return 'blocked'\n"
     )
     async with open_processes(hub.url, tmp_path) as new:
         await new("--tools", str(tools)).start()
@@ -104,6 +99,7 @@ async def test_a_loop_that_was_blocked_counts_as_asleep(hub: Hub, tmp_path: Path
         second = await hub.session(2, within_s=20)
         answers = first.results(frame=frame) or [await second.result(job="blocks")]
         assert answers[0].outcome == "completed"
+        # Clocks are read once a second: none of the next readings takes it for another sleep.
         await asyncio.sleep(3)
         assert len(hub.handshakes) == 2
 
@@ -118,7 +114,7 @@ async def test_woken_after_a_sleep_it_reconnects_and_answers_from_the_journal(
         before = await first.run("click", {"button": "before"}, job="before")
         process.process.send_signal(signal.SIGSTOP)
         await first.drop()
-        await asyncio.sleep(6)
+        await asyncio.sleep(GAP_S + 1)
         woken_at = time.monotonic()
         process.process.send_signal(signal.SIGCONT)
         second = await hub.session(2)

@@ -1,4 +1,4 @@
-"""One install started twice, or copied: one machine, one journal, nothing run twice (SID-09)."""
+"""One install started twice, or copied: one machine, one journal, nothing run twice."""
 
 import asyncio
 import shutil
@@ -9,13 +9,6 @@ import pytest
 from sidecar_hub import Hub
 from sidecar_starts import NewProcess, open_processes
 from support import eventually
-
-
-@pytest.fixture
-def executions(tmp_path: Path) -> Path:
-    file = tmp_path / "executions"
-    file.touch()
-    return file
 
 
 @pytest.fixture

@@ -1,7 +1,8 @@
 """Every drill that cuts turns under way, once, on one installation of this machine.
 
-The scenarios are in `harness.drills`; what they promise is design law: each makes its cut, proves that it happened, and
-counts terminals, usage rows, entries in order, model calls, executions of tools, and what every watcher was told.
+The scenarios are in `harness.drills`; docs/how-to/run-a-drill.md says what each cuts and what must hold. Each makes its
+cut, proves that it happened, and counts terminals, usage rows, entries in order, model calls, executions of tools,
+and what every watcher was told.
 """
 
 from collections.abc import AsyncIterator

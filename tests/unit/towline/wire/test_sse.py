@@ -149,7 +149,7 @@ def test_what_was_encoded_arrives_over_any_cut(events: list[tuple[str | None, st
 
 @pytest.mark.parametrize("end", [b"\n", b"\r\n", b"\r"], ids=["LF", "CRLF", "CR"])
 def test_an_event_is_there_with_the_last_byte_of_its_blank_line(end: bytes) -> None:
-    """Case SSE-03: a bare CR ends its line at once, without waiting for the LF that may follow."""
+    """A bare CR ends its line at once, without waiting for the LF that may follow."""
     parser = Parser()
     stream = b"id: 7" + end + b"data: x" + end + end
     last = stream.rstrip(b"\n") if end == b"\r\n" else stream
@@ -159,14 +159,14 @@ def test_an_event_is_there_with_the_last_byte_of_its_blank_line(end: bytes) -> N
 
 
 def test_line_separators_of_unicode_end_no_line() -> None:
-    """Case SSE-01."""
+    """Only CR and LF do; what `str.splitlines` takes for more stays inside the data, also in single bytes."""
     for separator in ("\u2028", "\u2029", "\u0085", "\x0b", "\x0c", "\x1c"):
         data = f'{{"text":"a{separator}b"}}'.encode()
         assert parsed(Parser(), [bytes([byte]) for byte in encode("1", "result", data)]) == [Event("result", data, "1")]
 
 
 def test_the_small_rules() -> None:
-    """Case SSE-08: BOM, comment, missing space and colon, NUL in an id, `retry` that is none, empty type."""
+    """BOM, comment, missing space and colon, NUL in an id, `retry` that is none, empty type."""
     parser = Parser(last_event_id="before")
     stream = sse.BOM + b"".join(
         [
@@ -225,7 +225,7 @@ def test_an_id_without_data_moves_the_cursor_and_half_an_event_does_not() -> Non
 
 
 def test_broken_text_is_mended_and_says_so() -> None:
-    """Case SSE-04: a split character is none; an invalid byte is one event's matter."""
+    """A character that is split over chunks is not broken; an invalid byte is one event's matter."""
     stream = "data: é€😀\n\n".encode() + b"data: a\xffb\n\n" + b"event: t\xff\ndata: c\n\n" + b"data: good\n\n"
     assert parsed(Parser(), [bytes([byte]) for byte in stream]) == [
         Event("message", "é€😀".encode()),
@@ -236,7 +236,7 @@ def test_broken_text_is_mended_and_says_so() -> None:
 
 
 def test_what_is_too_large_is_named_and_the_next_event_is_whole() -> None:
-    """Case SSE-06: in small chunks and in one, with the id, so that a reconnect goes on after it."""
+    """In small chunks and in one, with the id, so that a reconnect goes on after it."""
     stream = b"event: blob\ndata: " + b"x" * 5000 + b"\nid: 8\n\nid: 9\ndata: small\n\n"
     expected = [Oversized("blob", "8", 5000 + len("blob") + len("8")), Event("message", b"small", "9")]
     for step in (1, 100, len(stream)):
@@ -271,7 +271,7 @@ def test_a_stream_without_end_is_held_in_bounded_memory(endless: bytes) -> None:
 
 
 def test_a_large_event_in_small_chunks_takes_time_by_its_length() -> None:
-    """Case SSE-06: a parser that goes through its buffer again for each chunk would look at 4 GiB here."""
+    """A parser that goes through its buffer again for each chunk would look at 4 GiB here."""
     size, step = 4 * 1024 * 1024, 512
     stream = encode("1", "blob", b"x" * size)
     parser = Parser(max_event_bytes=size + 100)

@@ -12,7 +12,7 @@ say() { printf '%5d s  %s\n' $((SECONDS - began)) "$*"; }
 fail() {
   printf '%s: %s\n' "${0##*/}" "$1" >&2
   shift
-  [ $# -eq 0 ] || printf '  %s\n' "$@" >&2
+  [ $# -eq 0 ] || printf '%s\n' "$@" | sed 's/^/  /' >&2
   exit 1
 }
 

@@ -5,7 +5,9 @@ set -eu
 cd /var/lib/towline
 if [ -s tls.crt ] && [ -s tls.key ]; then
   openssl x509 -in tls.crt -noout -subject -enddate
-  exit
+  [ -r tls.key ] && exit
+  echo "tls.key cannot be read by the proxy: chgrp 10001 tls.key, chmod 640 tls.key" >&2
+  exit 1
 fi
 openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -noenc -days 397 -keyout tls.key.new -out tls.crt.new \
   -subj "/CN=$PUBLIC_HOST" -addext "subjectAltName=DNS:$PUBLIC_HOST,DNS:localhost,IP:127.0.0.1" \

@@ -4,6 +4,7 @@ For Compose and kind, where one container stands for everything that Towline cal
 the ports may tell the stand-ins what to do: they belong into networks of development only.
 """
 
+import argparse
 import asyncio
 import contextlib
 
@@ -27,4 +28,5 @@ async def _serve() -> None:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter).parse_args()
     asyncio.run(_serve())

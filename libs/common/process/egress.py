@@ -11,13 +11,13 @@ Used by:  whoever opens a socket for a caller: `check_url` at the door, then `re
 import asyncio
 import ipaddress
 import re
-import socket
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from common.errors import Permanent, Retryable
+from common.process.lookups import LookUps
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
@@ -165,7 +165,7 @@ class Allowlist:
             raise EgressRefused(f"{host} leads to {address}, the loopback of the service: not allowed by name")
 
 
-async def resolve(allowlist: Allowlist, target: Target) -> list[str]:
+async def resolve(allowlist: Allowlist, target: Target, look_ups: LookUps) -> list[str]:
     """Look the host up and check every address; connect to one of the returned ones and to nothing else.
 
     Raises:
@@ -175,14 +175,12 @@ async def resolve(allowlist: Allowlist, target: Target) -> list[str]:
     if (literal := _literal(target.host)) is not None:
         allowlist.check_address(target.host, literal)
         return [str(literal)]
-    loop = asyncio.get_running_loop()
     try:
         async with asyncio.timeout(RESOLVE_TIMEOUT_S):
             # With the dot it is looked up as it stands, and not first inside the search domains of the pod.
-            found = await loop.getaddrinfo(_absolute(target.host), target.port, type=socket.SOCK_STREAM)
+            addresses = await look_ups.find(_absolute(target.host))
     except (OSError, TimeoutError) as error:
         raise ResolveFailed(f"{target.host} cannot be resolved") from error
-    addresses = list(dict.fromkeys(str(info[4][0]) for info in found))
     for address in addresses:
         allowlist.check_address(target.host, ipaddress.ip_address(address))
     return addresses

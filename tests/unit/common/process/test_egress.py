@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from common.process.egress import Allowlist, EgressRefused, Proxy, Target, resolve
+from common.process.lookups import LookUps
 
 EVERYTHING = Allowlist.parse(["0.0.0.0/0", "::/0"])
 NOTHING = Allowlist.parse([])
@@ -237,10 +238,11 @@ def test_a_wrong_entry_is_named(entry: str) -> None:
 
 async def test_the_resolved_addresses_are_checked() -> None:
     """`localhost` is the one name that resolves everywhere."""
-    assert "127.0.0.1" in await resolve(Allowlist.parse(["localhost"]), Target("http", "localhost", 80))
-    assert await resolve(Allowlist.parse(["::1"]), Target("http", "::1", 80)) == ["::1"]
+    look_ups = LookUps()
+    assert "127.0.0.1" in await resolve(Allowlist.parse(["localhost"]), Target("http", "localhost", 80), look_ups)
+    assert await resolve(Allowlist.parse(["::1"]), Target("http", "::1", 80), look_ups) == ["::1"]
     with pytest.raises(EgressRefused):
-        await resolve(Allowlist.parse(["10.0.0.0/8"]), Target("http", "localhost", 80))
+        await resolve(Allowlist.parse(["10.0.0.0/8"]), Target("http", "localhost", 80), look_ups)
 
 
 @pytest.mark.parametrize(

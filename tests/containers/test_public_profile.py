@@ -97,6 +97,8 @@ def profile(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Profile]:
     env_file.write_text("".join(f"{name}={value}\n" for name, value in variables.items()))
     program = os.environ.get("COMPOSE", "docker compose" if shutil.which("docker") else "docker-compose").split()
     files = (COMPOSE / "compose.yaml", COMPOSE / "public.yaml", directory / "override.yaml")
+    if subprocess.run([*program, "version"], capture_output=True, check=False).returncode:
+        pytest.skip(f"there is no Compose: `{' '.join(program)} version` does not work")
     command = [*program, "--project-name", PROJECT, "--env-file", str(env_file)]
     command += [word for file in files for word in ("--file", str(file))]
     certificate = directory / "tls.crt"
@@ -170,6 +172,16 @@ def test_probes_and_metrics_are_nowhere(profile: Profile, path: str) -> None:
     assert answer.startswith(b"HTTP/1.1 404"), answer
     assert b"application/problem+json" in answer
     assert b"# HELP" not in answer
+
+
+def test_a_connection_does_not_change_its_protocol(profile: Profile) -> None:
+    """What was said inside of it would go by the limits, the locations and the log."""
+    with raw(profile) as connection:
+        connection.sendall(
+            f"GET /problems/not-found HTTP/1.1\r\nHost: {HOST}\r\nConnection: Upgrade, HTTP2-Settings, close\r\n"
+            "Upgrade: h2c\r\nHTTP2-Settings: AAMAAABkAAQAAP__\r\n\r\n".encode()
+        )
+        assert read_all(connection).startswith(b"HTTP/1.1 200")
 
 
 def test_a_body_over_the_limit_is_refused_as_the_gateway_would(profile: Profile) -> None:

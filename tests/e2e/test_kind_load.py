@@ -89,7 +89,7 @@ async def test_everything_is_kept_while_a_worker_is_killed(installation: Install
     await worker.stop()
     await worker.start_ready()
     assert loaded.code == 0, loaded.out
-    assert loaded.out.count("  ok  ") == 9, loaded.out
+    assert loaded.out.count("  ok  ") == 10, loaded.out
     assert "jobs completed: expected 0" not in loaded.out
 
 

@@ -229,7 +229,7 @@ class Lane:
     def _start(self, delivery: Delivery, tool: LocalTool, kwargs: dict[str, Any]) -> None:
         # Between the reading of the clocks and this nothing was awaited: what was checked still holds.
         if delivery.is_late():
-            self._refuse(delivery, failed("not-started", "its deadline passed before its turn came"))
+            self._refuse(delivery, failed("not-started", "its deadline passed before its turn came", retryable=True))
             return
         self._work = Work(delivery, tool, kwargs, memory=self._memory, is_awake=self._is_awake, returned=self._free)
         self._work.start()

@@ -175,14 +175,12 @@ class Work:
                 return failed("journal-unavailable", str(error), retryable=True)
             # The disk may have taken its time.
             if not self._is_awake() or self._delivery.is_late():
-                return await self._keep_unstarted("not-started", "the machine slept, or its deadline passed")
+                late = failed("not-started", "the machine slept, or its deadline passed", retryable=True)
+                return await self._memory.keep(self.user, self.frame, late)
         if self._is_cancelled:
-            return await self._keep_unstarted("cancelled", "cancelled before it started")
+            return await self._memory.keep(self.user, self.frame, failed("cancelled", "cancelled before it started"))
         _logger.debug("job_started", job=self.frame.job, tool=self.frame.name)
         return None
-
-    async def _keep_unstarted(self, code: str, message: str) -> JobOutcome:
-        return await self._memory.keep(self.user, self.frame, failed(code, message))
 
     async def _call(self) -> JobOutcome:
         """Run the tool, for as long as it takes."""

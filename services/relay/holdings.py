@@ -126,8 +126,10 @@ class Holdings:
             case _:
                 logger.info("run_released", run=owner.run, fate=fate)
                 self._releasing.add(owner.run)
-                await self._releases.submit(_Release(owner.run, owner.epoch, is_open=fate != "ended"))
-                self._releasing.discard(owner.run)
+                try:
+                    await self._releases.submit(_Release(owner.run, owner.epoch, is_open=fate != "ended"))
+                finally:
+                    self._releasing.discard(owner.run)
         self.changed.set()
 
     def _note_behind(self, run: RunId) -> None:
@@ -143,6 +145,8 @@ class Holdings:
         except StoreUnavailable as error:
             # The leases lapse, or the next look of the others finds them free.
             logger.warning("release_failed", runs=len(releases), reason=str(error))
+        except Exception:  # a refusal or a mistake of ours: the leases lapse as well
+            logger.exception("release_failed", runs=len(releases))
         return [None] * len(releases)
 
     # ---- all runs

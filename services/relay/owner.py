@@ -47,6 +47,11 @@ _HEALTH_EVENTS: dict[Verdict, str] = {
 }
 
 
+def is_over(run: Run) -> bool:
+    """Whether all that is left to do with a run is to end it: none of its sources is asked any more."""
+    return run.state == "stopping" or run.age_ms >= run.max_duration_s * 1000
+
+
 @dataclass(frozen=True, slots=True)
 class Means:
     """What all runs of a relay share."""
@@ -90,10 +95,13 @@ class Owner:
         self._tailers = [
             self._tailer(s, taken.points.get(s.source, s.point))
             for s in run.sources
-            if s.source not in self._ended and run.state != "stopping"
+            if s.source not in self._ended and not is_over(run)
         ]
         if run.state == "stopping":
             self.stop()
+        elif is_over(run):
+            self._look_at_ends()  # a former owner may have seen all of them end in time
+            self._decide("expired", "max-duration")
 
     def _tailer(self, source: Source, point: Point) -> Tailer:
         return Tailer(

@@ -1,7 +1,8 @@
 """The scan: what should be followed (Postgres) against what is (Redis); takes what is missing, sheds what is too much.
 
 Promises: a run that is new, free or given back is looked at as soon as somebody tells, and within LOOK_EVERY_S if
-          nobody does; what every relay sees decides who takes it (`ownership`), and the lease who has it.
+          nobody does; what every relay sees decides who takes it (`ownership`), and the lease who has it; a run whose
+          headers cannot be read is passed over, until it is to be stopped or its time is up: then it is ended.
 Used by:  relay.app: three loops.
 
     open runs:  PUT, DELETE and gifts come by NOTIFY; READ_EVERY_S is the net
@@ -23,7 +24,7 @@ from common.store.leases import Leases, Look, Refused, Taken, look
 from common.store.redis import Redis
 from common.store.runs import Run
 from relay.holdings import Holdings
-from relay.owner import Means
+from relay.owner import Means, is_over
 from relay.ownership import plan_shares
 
 logger = structlog.get_logger(__name__)
@@ -34,6 +35,9 @@ LOOK_EVERY_S = 0.25
 READ_EVERY_S = 10.0
 # Taken in one look: a relay that comes to thousands of runs shares round trips, and beats in between.
 TAKES_MAX = 200
+# A run whose headers cannot be read is tried, and warned of, this often; its record is read with the open runs, in case
+# there are newer ones. Tried in every look, a few hundred such runs would leave no place in it for others.
+UNREADABLE_EVERY_S = 60.0
 # Relays that start together see each other before they take anything.
 START_AFTER_S = 0.5
 
@@ -52,6 +56,7 @@ class Scan:
         self._is_stale = True  # the open runs must be read whole
         self._read_due = asyncio.Event()
         self._free_since: dict[RunId, float] = {}
+        self._unreadable_until: dict[RunId, float] = {}  # runs to pass over, unless their records change
 
     # ---- what should be followed
 
@@ -90,8 +95,10 @@ class Scan:
     async def _read_all(self) -> None:
         found = await self._runs.open_runs()
         self._open = {each.run for each in found}
-        # A stop whose notice was lost.
+        self._unreadable_until = {run: due for run, due in self._unreadable_until.items() if run in self._open}
+        # A stop whose notice was lost; headers that can be read.
         self._told |= {each.run for each in found if each.state == "stopping"} & set(self._holdings.held)
+        self._told |= self._unreadable_until.keys()
 
     async def _read_told(self) -> None:
         told, self._told = self._told, set()
@@ -107,6 +114,8 @@ class Scan:
             else:
                 self._open.add(run)
                 self._holdings.renew(record)
+                if run in self._unreadable_until and not self._why_unreadable(record):
+                    del self._unreadable_until[run]
 
     # ---- what is
 
@@ -144,15 +153,15 @@ class Scan:
             members_same_for_s=now - self._holdings.members_since,
         )
         self._holdings.shed([run for run in plan.shed if run in self._holdings.held])
-        if wanted := [*again, *plan.take][:TAKES_MAX]:
-            await self._take(wanted)
+        if wanted := [run for run in (*again, *plan.take) if now >= self._unreadable_until.get(run, 0.0)]:
+            await self._take(wanted[:TAKES_MAX])
 
     async def _take(self, wanted: list[RunId]) -> None:
         """Take runs and follow them. What cannot be taken stays free, for the next look of ours or another's."""
         try:
             records = await self._runs.read_many(wanted)
-            readable = [run for run, record in records.items() if self._is_readable(record)]
-            epochs = await self._runs.mint_epochs(readable)
+            takeable = [run for run, record in records.items() if self._is_takeable(record)]
+            epochs = await self._runs.mint_epochs(takeable)
         except StoreUnavailable:
             self._holdings.is_able = False
             raise
@@ -181,14 +190,26 @@ class Scan:
         if record.first_seq is None:
             await self._runs.set_first_seq(record.run, taken.first_seq)
 
-    def _is_readable(self, record: Run) -> bool:
+    def _is_takeable(self, record: Run) -> bool:
+        """Whether there is something to do that can be done; if not, the run is passed over for a while."""
+        why = self._why_unreadable(record)
+        if why:
+            logger.warning("headers_unreadable", run=record.run, reason=why)
+            left_s = record.max_duration_s - record.age_ms / 1000
+            self._unreadable_until[record.run] = time.monotonic() + min(UNREADABLE_EVERY_S, left_s)
+        return not why and not record.terminal
+
+    def _why_unreadable(self, record: Run) -> str:
+        """Why the sources of a run cannot be asked; empty if they can, or are not going to be."""
+        if record.terminal or is_over(record):
+            return ""
         try:
             for source in record.sources:
-                self._means.read_headers(source)
+                if source.state is None:
+                    self._means.read_headers(source)
         except SecretsUnreadable as error:
-            logger.warning("headers_unreadable", run=record.run, reason=str(error))
-            return False
-        return not record.terminal
+            return str(error)
+        return ""
 
 
 async def _wait(due: asyncio.Event, at_most_s: float) -> None:

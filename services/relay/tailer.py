@@ -87,6 +87,7 @@ class Tailer:
         self._heard_at = time.monotonic()  # the last frame, or since when one is waited for
         self._items_at = self._heard_at
         self._reading: asyncio.Timeout | None = None
+        self._has_left = False
 
     @property
     def point(self) -> Point:
@@ -103,11 +104,13 @@ class Tailer:
                         await asyncio.sleep(pause_s)
         except TimeoutError:
             assert self.end is not None, "only `beat` interrupts, and only then"
+        finally:
+            self._has_left = True
 
     def beat(self, now: float) -> None:
         """Do what is due by time: end a silent source, release what a replay that has ended held back."""
-        if self.end is not None:
-            return
+        if self.end is not None or self._has_left:
+            return  # a run that the log has refused is beaten once more, perhaps: what was read is the next owner's
         if self._gathering.is_full:
             self._heard_at = now  # the silence is ours
         elif self._resume.is_holding and now - self._items_at >= REPLAY_QUIET_S:

@@ -330,6 +330,20 @@ async def test_relays_hear_of_puts_stops_and_hand_overs(runs: Runs) -> None:
         assert ear.begun() == 1
 
 
+async def test_relays_hear_of_newer_headers(runs: Runs) -> None:
+    """The one that follows the run goes on with them; a source given without any has none to hear of."""
+    new = new_run(source("a", secrets=b"old"), source("b", secrets=b"old"))
+    await runs.follow(new)
+    async with listening(runs) as ear:
+        await runs.follow(new._replace(sources=[source("a", secrets=b"new"), source("b", secrets=b"new")]))
+        await eventually(lambda: ear.notes.count(new.run) == 1)
+        await runs.follow(new._replace(sources=[source("a"), source("b")]))
+        last = new_run()
+        await runs.follow(last)
+        await eventually(lambda: last.run in ear.notes)
+        assert ear.notes.count(new.run) == 1
+
+
 async def test_a_listener_survives_the_loss_of_its_connection(
     runs: Runs, admin: psycopg.AsyncConnection, postgres_url: str
 ) -> None:

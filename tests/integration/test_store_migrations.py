@@ -13,7 +13,8 @@ from psycopg import sql
 
 from common.errors import StoreUnavailable
 from common.ids import new_id
-from common.store.postgres import absurd_steps, migrate, open_postgres
+from common.store import postgres as postgres_module
+from common.store.postgres import CONNECTIONS_MAX, absurd_steps, migrate, open_postgres
 from harness.servers import Servers
 
 
@@ -139,3 +140,24 @@ async def test_a_server_that_is_not_there_is_unavailable() -> None:
     with pytest.raises(StoreUnavailable) as caught:
         await migrate("postgresql://postgres:secret-word@127.0.0.1:1/postgres")
     assert "secret-word" not in str(caught.value)
+
+
+async def test_a_running_process_outlives_a_migration_that_adds_a_column(
+    empty_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it has prepared does not fit the table any more: Postgres refuses that on each of its connections, once."""
+    monkeypatch.setattr(postgres_module, "statement", lambda _: "select * from things, pg_sleep(0.05)")
+    async with (
+        await psycopg.AsyncConnection.connect(empty_url, autocommit=True) as admin,
+        open_postgres(empty_url) as postgres,
+    ):
+        await admin.execute("create table things as select 1 as one")
+
+        async def ask() -> set[int]:
+            rows = await asyncio.gather(*(postgres.fetch("things") for _ in range(4 * CONNECTIONS_MAX)))
+            return {len(found[0]) for found in rows}
+
+        for _ in range(4):  # until every connection has prepared it
+            assert await ask() == {2}
+        await admin.execute("alter table things add column two integer")
+        assert await ask() == {3}

@@ -414,6 +414,20 @@ async def test_a_turn_whose_task_ended_without_a_terminal_is_ended_by_the_net(st
         assert turn.turn not in {t.turn for t in await stores.turns.end_stranded()}
 
 
+async def test_a_turn_that_cannot_be_ended_keeps_no_other_from_it(stores: Stores) -> None:
+    """Whatever is wrong with one, the net ends the others, and its worker lives on."""
+    broken, other = [await stores.post((await stores.new_thread()).thread) for _ in range(2)]
+    for turn in (broken, other):
+        await stores.ask("delete from absurd.t_turns where task_id = %s", (await Worker(stores).begin(turn)).task)
+    await stores.ask(f"alter table turns add constraint broken check (turn <> '{broken.turn}' or ended_at is null)")
+    try:
+        assert other.turn in {turn.turn for turn in await stores.turns.end_stranded()}
+        assert (await stores.record(broken)).state == "running"
+    finally:
+        await stores.ask("alter table turns drop constraint broken")
+    assert broken.turn in {turn.turn for turn in await stores.turns.end_stranded()}
+
+
 async def test_an_interruption_does_not_wait_for_the_next_attempt(stores: Stores, worker: Worker, turn: Turn) -> None:
     """The turn sleeps, nobody runs it, and its agent may have asked for minutes of patience: the net ends it."""
     await stores.claims.fail(await worker.begin(turn), "busy", retry_after_s=120)

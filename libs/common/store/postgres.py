@@ -32,7 +32,8 @@ MIGRATION_LOCK = 0x70_77_6C_6E  # advisory lock: one migration at a time, whatev
 MIGRATION_LOCK_WAIT_S = 60
 
 _BROKEN = (psycopg.OperationalError, psycopg.InterfaceError)
-_REPEAT = (pg.DeadlockDetected, pg.SerializationFailure)
+# FeatureNotSupported: a statement was prepared before a migration gave its view or table another column.
+_REPEAT = (pg.DeadlockDetected, pg.SerializationFailure, pg.FeatureNotSupported)
 _REFUSED = (
     pg.ReadOnlySqlTransaction,
     pg.DiskFull,
@@ -134,8 +135,8 @@ class Postgres:
             async with asyncio.timeout(ANSWER_TIMEOUT_S):
                 try:
                     cursor = await connection.execute(statement(name), params)
-                except pg.ReadOnlySqlTransaction:
-                    await connection.close()  # a session pinned to a demoted primary
+                except (pg.ReadOnlySqlTransaction, pg.FeatureNotSupported):
+                    await connection.close()  # a session pinned to a demoted primary, or to an outdated plan
                     raise
                 # Not `description`: it describes every column anew, which cost a gateway a sixth of its time.
                 result = cursor.pgresult

@@ -11,13 +11,16 @@ from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
 import msgspec
+import structlog
 
 from common import turns as times
-from common.errors import NotOwner
+from common.errors import NotOwner, StoreUnavailable
 from common.ids import AgentId, EntryId, ThreadId, TurnId, UserId, new_id
 from common.store.postgres import Postgres
 from common.store.usage import Used
 from towline.wire import json
+
+logger = structlog.get_logger(__name__)
 
 # How Absurd treats the task of a turn. Its strategy is for lapsed claims; `Claims.fail` says when else to try again.
 TASK_OPTIONS = json.dumps(
@@ -205,8 +208,18 @@ class Turns:
         """
         rows = await self._postgres.fetch("stranded_turns", {"limit": limit})
         stranded = [Stranded(TurnId(str(row.turn)), row.task_state, row.cancel_requested) for row in rows]
-        ended = [await self._end(one.turn, None, plan_end(one), ()) for one in stranded]
-        return [turn for turn in ended if turn is not None]
+        ended = []
+        for one in stranded:
+            try:
+                turn = await self._end(one.turn, None, plan_end(one), ())
+            except StoreUnavailable:
+                raise
+            except Exception:
+                # One that cannot be ended must not keep the others from it, nor end the worker.
+                logger.exception("stranded_turn_not_ended", turn=one.turn)
+            else:
+                ended += [turn] if turn is not None else []
+        return ended
 
     async def unannounced(self, *, limit: int = 100) -> list[Turn]:
         """Turns whose end nobody has announced for a while, to be published and marked. Raises: StoreUnavailable."""

@@ -20,7 +20,7 @@ from common.store.control import Inbox, Note
 from common.store.jobs import parse_take, take_call
 from common.store.presence import parse_serve, serve_call
 from common.store.redis import Call, Redis
-from common.store.tokens import Tokens
+from common.store.tokens import Held, Tokens, hash_of
 from towline.wire import frames
 from worker.metrics import WorkerMetrics
 from worker.session import Session
@@ -238,7 +238,7 @@ class Pump:
             brought = len(served.taken)
         else:
             taken = parse_take(answer)
-            if taken is None:  # outranked, or Redis lost our epoch: the assertion tells
+            if taken is None:  # outranked, Redis lost our epoch, or an entry is unreadable: the assertion tells
                 self.owe_serve(session)
                 return
             session.dispatch.taken(taken)
@@ -276,24 +276,25 @@ class Pump:
             await asyncio.sleep(max(0.0, began + self._timing.heartbeat_s - time.monotonic()))
 
     async def _check_tokens(self) -> None:
-        sessions = self.sessions
+        held = [(session, Held(session.token_id, session.token_hash)) for session in self.sessions]
         try:
-            valid = await self._tokens.still_valid([s.token_id for s in sessions])
+            valid = await self._tokens.still_valid([one for _, one in held])
         except StoreUnavailable as error:
             logger.warning("token_check_failed", reason=str(error))
             return
-        for session in sessions:
-            if session.token_id not in valid:
+        for session, one in held:
+            if one not in valid:
                 session.end(frames.Close.TOKEN_REFUSED, "the token was revoked or has expired", "token_refused")
-            elif valid[session.token_id]:
-                await self._renew_token(session)
+            elif valid[one]:
+                await self._renew_token(session, one)
 
-    async def _renew_token(self, session: Session) -> None:
+    async def _renew_token(self, session: Session, held: Held) -> None:
         try:
-            value = await self._tokens.renew_machine_token(session.token_id)
+            value = await self._tokens.renew_machine_token(held)
         except StoreUnavailable as error:
             logger.warning("token_renewal_failed", user=session.user, reason=str(error))
             return
         if value is not None:
             session.send(frames.Token(token=value))
+            session.token_hash = hash_of(value)  # it arrives, or this session ends and the next one is offered another
             logger.info("token_renewed", user=session.user, token_id=session.token_id)

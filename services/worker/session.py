@@ -79,6 +79,7 @@ class Session:
         self.user: UserId = minted.user
         self.epoch = minted.epoch
         self.token_id = minted.token_id
+        self.token_hash = minted.hash  # of the value that the machine has: this one, then what the pump sends it
         self.machine = MachineId(hello.machine)
         self.owes_serve = False
         self.owes_take = False

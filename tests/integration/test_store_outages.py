@@ -23,7 +23,7 @@ from common.store.presence import leave
 from common.store.records import Begin, Finish
 from common.store.redis import Redis, open_redis
 from common.store.requests import Requests
-from common.store.tokens import Tokens
+from common.store.tokens import Held, Tokens
 from harness.embedded import EmbeddedPostgres, EmbeddedValkey
 from harness.faults import TcpProxy
 from harness.runner import temporary_directory
@@ -221,7 +221,7 @@ async def test_every_call_on_a_killed_postgres_is_unavailable_and_works_again_af
         requests.depths,
         lambda: requests.list_of_user(user, state=None, key=None, before=None, limit=1),
         lambda: tokens.mint_session(value),
-        lambda: tokens.still_valid([new_id()]),
+        lambda: tokens.still_valid([Held(new_id(), b"")]),
         lambda: tokens.find_api_key("x"),
         lambda: tokens.catalogue(user),
         lambda: tokens.see_machine(user, MachineId("m"), name="", version="", tools=[], epoch=1),

@@ -8,7 +8,7 @@ from job_stores import new_user
 
 from common.ids import MachineId, UserId, new_id
 from common.store.postgres import Postgres
-from common.store.tokens import API_KEY_PREFIX, MACHINE_TOKEN_PREFIX, Tokens
+from common.store.tokens import API_KEY_PREFIX, MACHINE_TOKEN_PREFIX, Held, Tokens, hash_of
 from towline.wire.frames import Hints, Tool
 
 
@@ -61,14 +61,14 @@ async def test_a_token_that_is_not_good_mints_nothing(tokens: Tokens, user: User
 
 async def test_which_tokens_are_still_good(tokens: Tokens, user: UserId) -> None:
     """Asked for many at each heartbeat."""
-    rows = [(await tokens.add_machine_token(user, "laptop", ttl_s))[0] for ttl_s in (None, 3600, 0)]
-    ids = [row.token_id for row in rows]
-    assert await tokens.still_valid([*ids, new_id()]) == dict.fromkeys(ids[:2], False)
-    assert not await tokens.revoke_machine_token(new_user(), ids[0])  # another user cannot
-    assert await tokens.still_valid(ids) == dict.fromkeys(ids[:2], False)
-    assert await tokens.revoke_machine_token(user, ids[0])
-    assert await tokens.revoke_machine_token(user, ids[0])  # twice is fine
-    assert await tokens.still_valid(ids) == {ids[1]: False}
+    made = [await tokens.add_machine_token(user, "laptop", ttl_s) for ttl_s in (None, 3600, 0)]
+    held = [Held(row.token_id, hash_of(value)) for row, value in made]
+    assert await tokens.still_valid([*held, Held(new_id(), b"x")]) == dict.fromkeys(held[:2], False)
+    assert not await tokens.revoke_machine_token(new_user(), held[0].token_id)  # another user cannot
+    assert await tokens.still_valid(held) == dict.fromkeys(held[:2], False)
+    assert await tokens.revoke_machine_token(user, held[0].token_id)
+    assert await tokens.revoke_machine_token(user, held[0].token_id)  # twice is fine
+    assert await tokens.still_valid(held) == {held[1]: False}
     assert await tokens.still_valid([]) == {}
 
 
@@ -80,7 +80,7 @@ async def test_values_are_not_stored(tokens: Tokens, user: UserId, postgres_url:
     assert token.startswith(MACHINE_TOKEN_PREFIX)
     assert made[1].startswith(API_KEY_PREFIX)
     async with await psycopg.AsyncConnection.connect(postgres_url, autocommit=True) as connection:
-        for table in ("machine_tokens", "api_keys"):
+        for table in ("machine_tokens", "machine_token_values", "api_keys"):
             cursor = await connection.execute(f"select t::text from {table} t")
             text = str(await cursor.fetchall())
             assert token[5:20] not in text

@@ -1,9 +1,26 @@
 """Credentials: API keys of products, machine tokens of sidecars, and the session epochs that tokens mint.
 
-Owns:     the tables `api_keys`, `machine_tokens`, `session_epochs`, `machines`.
+Owns:     the tables `api_keys`, `machine_tokens`, `machine_token_values`, `session_epochs`, `machines`.
 Promises: values are random 256 bits, shown once, stored as SHA-256; checking a machine token and minting its session's
           epoch are one statement.
-Used by:  the gateway (API keys, token management), the worker's handshake (mint), `towline keys`.
+Used by:  the gateway (API keys, token management), the worker's handshake (mint) and upkeep (renew), `towline keys`.
+
+How a machine token with a life is renewed:
+
+Problem:  a new value travels once, in a frame, and nobody can know that it arrived: the socket may be cut just then,
+          the worker killed, the answer of Postgres lost, the machine's disk full. A machine that was missed would be
+          locked out when its old value ends.
+Decision: a token has several values (`machine_token_values`), each good until its own end. A session knows which one
+          its machine holds: the one that opened it, then the last one that was sent over it. Once four fifths of the
+          life of *that* value are over, the session is offered a new one. What a session sends arrives, or the session
+          breaks; the next one then shows by its opening value what the machine has, and is offered again if need be. So
+          an offer is repeated per session and not per heartbeat, and the last one may be made just before the end.
+Bounds:   `OTHER_VALUES_MAX`. Where there are more, unused values go first, then old ones, and never the one that is
+          held. What has ended goes with the next renewal. The token itself ends with its newest value (`expires_at`),
+          or when it is revoked, and all values with it.
+Upgrades: the release before this one knows `hash` (the newest value) and `previous_hash` alone. Both are written as it
+          expects, and a trigger keeps what it writes.
+Price:    a thief of a value has it for as long as before, and is offered new ones as the machine is: revoke the token.
 """
 
 import hashlib
@@ -19,6 +36,10 @@ from towline.wire.frames import Tool
 SCOPES = ("jobs", "runs", "threads", "admin")
 API_KEY_PREFIX = "tlk_"
 MACHINE_TOKEN_PREFIX = "tlm_"  # noqa: S105 (no secret: what secrets begin with, for scanners that look for leaks)
+
+# Values of a token beside the newest and the one that the asking session holds. A machine has two at a time; the rest
+# are offers that were lost, one per session that broke in the last fifth of a life.
+OTHER_VALUES_MAX = 14
 
 
 class ApiKey(NamedTuple):
@@ -56,12 +77,20 @@ class TokenRow(NamedTuple):
     revoked_ms: int | None
 
 
+class Held(NamedTuple):
+    """The value of a machine token that a session's machine has, as far as the session knows."""
+
+    token_id: str
+    hash: bytes
+
+
 class Minted(NamedTuple):
-    """A new session: whose, its epoch, and the token that opened it."""
+    """A new session: whose, its epoch, and the token and the value that opened it."""
 
     user: UserId
     epoch: int
     token_id: str
+    hash: bytes
 
 
 class Catalogue(NamedTuple):
@@ -143,27 +172,35 @@ class Tokens:
         """End a token; its sockets are closed within a heartbeat. False: no such token. Raises: StoreUnavailable."""
         return bool(await self._postgres.fetch("revoke_machine_token", {"user": user, "token_id": token_id}))
 
-    async def still_valid(self, token_ids: Sequence[str]) -> dict[str, bool]:
-        """Which of these machine tokens are good, and whether each is due for renewal. Raises: StoreUnavailable."""
-        if not token_ids:
+    async def still_valid(self, held: Sequence[Held]) -> dict[Held, bool]:
+        """Of which of these the token is good, and whether the value is due for renewal. Raises: StoreUnavailable."""
+        if not held:
             return {}
-        rows = await self._postgres.fetch("valid_tokens", {"ids": list(token_ids)})
-        return {row.token_id: row.is_due for row in rows}
+        params = {"ids": [one.token_id for one in held], "hashes": [one.hash for one in held]}
+        rows = await self._postgres.fetch("valid_tokens", params)
+        return {Held(row.token_id, row.hash): row.is_due for row in rows}
 
-    async def renew_machine_token(self, token_id: str) -> str | None:
-        """Give a token that is due a new value, which is returned and not stored, and as long a life as at first.
+    async def renew_machine_token(self, held: Held) -> str | None:
+        """Give a token a new value, which is returned and not stored, and as long a life as at first.
 
-        The old value stays good until it would have expired, so a machine that misses the new one is not shut out.
-        None: not due, or renewed by someone else a moment ago. Raises: StoreUnavailable.
+        Every other value stays good until it would have expired, so a machine that misses the new one is not shut out.
+        None: the value that is held is not due, or the answer was lost: ask again. Raises: StoreUnavailable.
         """
         value = new_secret(MACHINE_TOKEN_PREFIX)
-        rows = await self._postgres.fetch("renew_machine_token", {"token_id": token_id, "hash": hash_of(value)})
+        params = {
+            "token_id": held.token_id,
+            "held": held.hash,
+            "hash": hash_of(value),
+            "others_max": OTHER_VALUES_MAX,
+        }
+        rows = await self._postgres.fetch("renew_machine_token", params)
         return value if rows else None
 
     async def mint_session(self, value: str) -> Minted | None:
         """Check a machine token and mint its session's epoch. None: not a good token. Raises: StoreUnavailable."""
-        rows = await self._postgres.fetch("mint_session", {"hash": hash_of(value)})
-        return Minted(*rows[0]) if rows else None
+        hashed = hash_of(value)
+        rows = await self._postgres.fetch("mint_session", {"hash": hashed})
+        return Minted(rows[0].user_id, rows[0].epoch, rows[0].token_id, hashed) if rows else None
 
     async def see_machine(
         self, user: UserId, machine: MachineId, *, name: str, version: str, tools: Sequence[Tool], epoch: int

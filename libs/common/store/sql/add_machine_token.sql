@@ -1,4 +1,7 @@
+-- A call that is repeated with the same id finds itself.
 insert into machine_tokens (token_id, hash, user_id, name, ttl_s, expires_at)
 values (%(token_id)s, %(hash)s, %(user)s, %(name)s, %(ttl_s)s::float8, now() + %(ttl_s)s::float8 * interval '1 second')
+on conflict (token_id) do update set token_id = excluded.token_id
 returning token_id::text as token_id, user_id, name, (extract(epoch from created_at) * 1000)::bigint as created_ms,
-  (extract(epoch from expires_at) * 1000)::bigint as expires_ms, null::bigint as revoked_ms
+  (extract(epoch from expires_at) * 1000)::bigint as expires_ms,
+  (extract(epoch from revoked_at) * 1000)::bigint as revoked_ms

@@ -1,9 +1,12 @@
--- A machine token's user and a new session epoch (rule 14), in one statement. No row: the token is not valid.
+-- A machine token's user and a new session epoch (rule 14), in one statement. No row: the value is not valid.
 with t as (
-  select token_id, user_id from machine_tokens
-  where revoked_at is null
-    and (hash = %(hash)s and (expires_at is null or expires_at > now())
-         or previous_hash = %(hash)s and previous_expires_at > now())
+  select t.token_id, t.user_id
+  from machine_token_values v join machine_tokens t using (token_id)
+  where v.hash = %(hash)s and t.revoked_at is null
+    and (v.expires_at is null or v.expires_at > now()) and (t.expires_at is null or t.expires_at > now())
+), used as (
+  update machine_token_values v set used_at = now() from t
+  where v.hash = %(hash)s and v.expires_at is not null and v.used_at is null
 )
 insert into session_epochs as e (user_id, epoch)
 select user_id, floor(extract(epoch from clock_timestamp()) * 1000)::bigint from t

@@ -2,7 +2,8 @@
 
 Owns:     the token file.
 Promises: never logged, never on a command line; a token that the server renewed is used from the next dial on and put
-          into the file.
+          into the file. Where the file cannot be written (a full disk, a read-only mount), the token is kept in memory,
+          each dial tries again to store it, and another token that somebody puts into the file goes before it.
 Used by:  sidecar.app.
 """
 
@@ -27,6 +28,8 @@ class Credentials:
     def __init__(self, token: str | None, token_file: Path | None) -> None:
         self._given = token
         self._file = token_file
+        self._text = ""  # what the file said when it was last read, or what was put into it since
+        self._is_stored = True  # False: the file could not take the newest token
 
     def read(self) -> str:
         """The token to dial with now; the file is read anew each time.
@@ -34,7 +37,7 @@ class Credentials:
         Raises:
             TokenUnusable: no such file, open to others, or not one line of visible ASCII.
         """
-        text = self._given if self._file is None else self._read_file(self._file)
+        text = self._given if self._file is None else self._newest(self._file)
         token = (text or "").strip()
         if not token or not all("!" <= c <= "~" for c in token):
             raise TokenUnusable("the token is empty or has characters that no token has")
@@ -46,9 +49,25 @@ class Credentials:
         if self._file is None:
             return
         try:
-            _replace(self._file, token)
+            self._store(self._file, token)
         except OSError as error:
+            self._is_stored = False
             _logger.warning("token_not_stored", file=str(self._file), reason=str(error))
+
+    def _newest(self, path: Path) -> str | None:
+        text = self._read_file(path)
+        if self._is_stored or text != self._text:
+            self._text, self._is_stored = text, True
+            return text
+        if self._given is not None:
+            with contextlib.suppress(OSError):  # it was told of, and is tried again at the next dial
+                self._store(path, self._given)
+        return self._given
+
+    def _store(self, path: Path, token: str) -> None:
+        text = token + "\n"
+        _replace(path, text)
+        self._text, self._is_stored = text, True
 
     def _read_file(self, path: Path) -> str:
         try:
@@ -60,12 +79,12 @@ class Credentials:
             raise TokenUnusable(f"cannot read {path}: {error}") from error
 
 
-def _replace(path: Path, token: str) -> None:
+def _replace(path: Path, text: str) -> None:
     """Write the whole file or nothing: a crash in between must not leave the machine without any token."""
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")  # created 0600
     try:
         with os.fdopen(handle, "w") as file:
-            file.write(token + "\n")
+            file.write(text)
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)  # noqa: PTH105

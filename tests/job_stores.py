@@ -1,6 +1,7 @@
 """What tests of the stores and of the worker share: jobs to accept, and a session's side of the scripts."""
 
 import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -93,7 +94,14 @@ class Holder:
     first: bool = True
     tools: dict[str, bool] | None = field(default_factory=lambda: {"echo": True, "fill_form": False})
 
-    async def serve(self, *, free: int = 16, in_flight: tuple[JobId, ...] = (), busy: bool = False) -> Served:
+    async def serve(
+        self,
+        *,
+        free: int = 16,
+        in_flight: tuple[JobId, ...] = (),
+        busy: bool = False,
+        unreadable: Sequence[str] = (),
+    ) -> Served:
         """Assert, claim and take."""
         assertion = Assertion(
             user=self.user,
@@ -108,6 +116,7 @@ class Holder:
             free=free,
             in_flight=in_flight,
             tools=self.tools,
+            unreadable=unreadable,
         )
         (answer,) = await self.redis.run_many([serve_call(assertion, TIMING)])
         if isinstance(answer, Exception):

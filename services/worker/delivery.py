@@ -7,7 +7,8 @@
                            └─ hinted, past its deadline ────────────┘
     hello.running ─▶ RUNNING ─ result ─▶ ENDING
 
-A marked job (side effects, or delivered before) goes alone; unmarked ones may be ahead of one another, in stream order.
+A marked job (side effects, delivered before, or in doubt) goes alone; unmarked ones may be ahead of one another, in
+stream order.
 A job stays here, by its id, from the answer that brought it until it is settled, so no claim or take brings it twice.
 """
 
@@ -155,6 +156,15 @@ class Window:
             return False
         held.phase = Phase.ENDING
         return True
+
+    def is_running(self, job: JobId) -> bool:
+        """Whether the machine runs it since an older session, as its hello said, and has not answered yet."""
+        return (held := self._held.get(job)) is not None and held.phase is Phase.RUNNING
+
+    def doubt(self, job: JobId) -> None:
+        """It may have ended: if it waits here it is marked before it is sent, hinted or not, and so refused."""
+        if (held := self._held.get(job)) and held.phase is Phase.WAITING:
+            held.claimed = True
 
     def gone(self, job: JobId) -> None:
         """The job is settled, or its outcome was let go: a claim may bring it again."""

@@ -72,6 +72,8 @@ class Dispatch:
         self._sent: dict[JobId, tuple[str, float]] = {}  # frame id, when (monotonic)
         self._taken_at: dict[JobId, float] = {}
         self._durable: list[JobId] = []
+        self._cancelled: set[JobId] = set()  # what the machine was asked to stop, or will be once it is welcomed
+        self._is_welcomed = False
         self._gathers_acknowledgements = True
 
     def taken(self, taken: Sequence[Taken]) -> None:
@@ -161,9 +163,25 @@ class Dispatch:
         self._freed()
 
     def cancel(self, job: JobId) -> None:
-        """Ask the machine to stop a job that it was sent."""
-        if sent := self._sent.get(job):
-            self._send(frames.JobCancel(id=sent[0]))
+        """Stop a job: the machine is asked to, once, if it has it; one that waits here is not sent if it has ended."""
+        if job in self._cancelled:
+            return  # a burst of cancels must not fill the queue of frames
+        if job in self._sent or self.window.is_running(job):
+            self._cancelled.add(job)
+            if self._is_welcomed:
+                self._send_cancel(job)
+        else:
+            self.window.doubt(job)
+
+    def welcomed(self) -> None:
+        """The machine heeds frames from now on; what it lists as running may have been cancelled before."""
+        self._is_welcomed = True
+        for job in self._cancelled:
+            self._send_cancel(job)
+
+    def _send_cancel(self, job: JobId) -> None:
+        sent = self._sent.get(job)
+        self._send(frames.JobCancel(id=sent[0] if sent else ""))
 
     def acknowledge(self) -> None:
         """Tell the machine which outcomes have become durable since the last time."""
@@ -182,6 +200,7 @@ class Dispatch:
             self.acknowledge()
 
     def _settled(self, job: JobId) -> None:
+        self._cancelled.discard(job)
         self.window.gone(job)
         self._freed()
 

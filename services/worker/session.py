@@ -33,6 +33,8 @@ logger = structlog.get_logger(__name__)
 SEND_TIMEOUT_S = 20.0
 # Frames that may wait for the writer: the window's, status calls and acknowledgements, with room to spare.
 SEND_QUEUE_MAX = 256
+# With so many waiting no probe is added: a burst of probes must leave the jobs their places, and cut nobody off.
+PROBE_QUEUE_MAX = SEND_QUEUE_MAX // 2
 # How long a stand-by machine is asked to wait before it tries again.
 STAND_BY_S = 20
 
@@ -95,6 +97,7 @@ class Session:
         self._tools: dict[str, bool] | None = self._catalogue  # what the next assertion writes; None: unchanged
         self._asserted_tools: dict[str, bool] | None = None
         self._announcing: Sequence[frames.Tool] | None = None
+        self._unreadable: Sequence[str] = ()  # entries that the next assertion removes
         self._since_ms = int(time.time() * 1000)
         self._heard = time.monotonic()
         self._pinged = False
@@ -277,6 +280,7 @@ class Session:
             free=self.window.free_places(),
             in_flight=self.window.in_flight(now * 1000),
             tools=self._tools,
+            unreadable=self._unreadable,
         )
 
     def served(self, served: Served) -> None:
@@ -304,7 +308,13 @@ class Session:
                     user=self.user,
                 )
             )
+            self.dispatch.welcomed()
         self.left_behind = served.left > 0
+        self._unreadable = served.unreadable
+        if served.unreadable:
+            for entry in served.unreadable:
+                logger.error("entry_unreadable", user=self.user, entry=entry)
+            self._desk.owe_serve(self)  # which removes them, and brings what they kept out
         if served.tools_missing:
             self._tools = self._catalogue
             self._desk.owe_serve(self)
@@ -322,7 +332,9 @@ class Session:
     # ---- notes from gateways
 
     def probe(self, nonce: str, reply_to: GatewayId) -> None:
-        """Ask the machine for a sign of life now; the answer goes to the gateway."""
+        """Ask the machine for a sign of life now; the answer goes to the gateway, which does not wait for ever."""
+        if len(self._outbox) >= PROBE_QUEUE_MAX:
+            return
         probe_id = new_id()
         self._probes[probe_id] = (reply_to, nonce, time.monotonic())
         while len(self._probes) > SEND_QUEUE_MAX:

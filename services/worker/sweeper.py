@@ -3,7 +3,7 @@
 Promises: a deadline ends its job within two seconds; an accepted job that Redis does not hold is put back (young ones
           within seconds, all of them each minute and whenever Redis may have lost some); an ended job whose settle was
           lost is settled at these times too, whether or not its machine comes back; ended records go after their
-          retention.
+          retention. What one user's broken keys refuse is logged, and holds up nobody else's.
           Nothing here decides whether a job may run: the begin mark and the journal do.
 """
 
@@ -15,7 +15,7 @@ import structlog
 from common.errors import StoreUnavailable
 from common.ids import JobId
 from common.store.jobs import Jobs
-from common.store.records import End
+from common.store.records import End, Ended, Record
 from common.store.requests import Requests
 from worker.metrics import WorkerMetrics
 
@@ -67,6 +67,9 @@ class Sweeper:
                 await self._measure()
             except StoreUnavailable as error:
                 logger.warning("sweep_failed", reason=str(error))
+            except Exception:
+                # Whatever it was, the next sweep may do better; a worker that ends takes every machine's socket along.
+                logger.exception("sweep_failed")
             try:
                 async with asyncio.timeout(SWEEP_EVERY_S):
                     await self._hurry.wait()
@@ -82,7 +85,7 @@ class Sweeper:
                 logger.debug("deadline_passed", user=record.user, job=record.job, state=record.state)
             if ended:
                 logger.info("deadlines_passed", count=len(ended))
-            await asyncio.gather(*(self._jobs.settle(record) for record in ended))
+            await asyncio.gather(*(self._settle(record) for record in ended))
             if len(ended) < PAGE:
                 return
 
@@ -107,8 +110,17 @@ class Sweeper:
             after = ends[-1]
             if unsettled := await self._jobs.unsettled(ends):
                 records = await self._requests.read(unsettled)
-                await asyncio.gather(*(self._jobs.settle(record) for record in records.values()))
+                await asyncio.gather(*(self._settle(record) for record in records.values()))
                 logger.info("jobs_settled", count=len(records))
+
+    async def _settle(self, record: Record | Ended) -> None:
+        try:
+            await self._jobs.settle(record)
+        except StoreUnavailable:
+            raise
+        except Exception:
+            # A key of this user is broken: nobody else waits for it to be mended, and a later sweep finds the job.
+            logger.exception("job_unsettled", user=record.user, job=record.job)
 
     async def _measure(self) -> None:
         depths = await self._requests.depths()

@@ -3,6 +3,7 @@
 import asyncio
 import json
 from dataclasses import replace
+from datetime import UTC, datetime
 
 import pytest
 import redis.asyncio
@@ -392,6 +393,52 @@ async def test_an_entry_that_was_deleted_while_pending_is_passed_over(
     assert names((await holder.serve()).taken) == [records[1].job]
 
 
+async def test_an_entry_that_cannot_be_read_is_told_and_then_removed(
+    redis_store: Redis, jobs: Jobs, requests: Requests, user: UserId, held: UserKeys
+) -> None:
+    """A take that meets one brings nothing: the assert that follows claims, and the next one removes what it named."""
+    holder = Holder(redis_store, user, epoch=1)
+    await holder.serve()
+    before, spoilt, after = [await queued(requests, jobs, user) for _ in range(3)]
+    ids = [await _spoil(held, spoilt.job)]
+    ids += [await held.client.xadd(keys.jobs(user), fields) for fields in ({"job": "x"}, {"job": "x", "body": "{}"})]
+    assert await holder.take() is None
+    served = await holder.serve(free=16)
+    assert (names(served.taken), served.unreadable) == ([before.job, after.job], ids)
+    served = await holder.serve(in_flight=(before.job, after.job), unreadable=ids)
+    assert (served.taken, served.unreadable) == ([], [])
+    assert await held.entries() == [before.job, after.job]
+    assert await held.pending() == 2
+    index = await held.index()
+    assert spoilt.job not in index
+    assert int(index["bytes"]) == sum(int(index[record.job].split(" ")[1]) for record in (before, after))
+    assert await jobs.enqueue_many([before, spoilt, after]) == 1  # an open job is put back by the sweeper
+    assert names(await holder.take()) == [spoilt.job]
+
+
+async def _spoil(held: UserKeys, job: JobId) -> str:
+    """Make the entry of a job say nothing; returns its new id."""
+    entry, size = (await held.index())[job].split(" ")
+    await held.client.xdel(keys.jobs(held.user), entry)
+    entry = await held.client.xadd(keys.jobs(held.user), {"job": job, "body": '{"job":"x"}'})
+    await held.client.hset(keys.jobs_index(held.user), job, f"{entry} {size}")
+    return str(entry)
+
+
+async def test_the_sweeper_passes_over_a_user_whose_keys_are_broken(
+    jobs: Jobs, requests: Requests, user: UserId, held: UserKeys
+) -> None:
+    """The others' jobs are put back, and found where they are to be settled."""
+    broken = new_user()
+    records = [await accepted(requests, one) for one in (broken, user, broken)]
+    for key in (keys.jobs(broken), keys.jobs_index(broken)):
+        await held.client.set(key, "none of ours")
+    assert await jobs.enqueue_many(records) == 1
+    assert await held.entries() == [records[1].job]
+    now = datetime.now(UTC)
+    assert await jobs.unsettled([End(record.job, record.user, now) for record in records]) == [records[1].job]
+
+
 async def test_an_assert_makes_no_stream_for_a_user_without_jobs(
     redis_store: Redis, user: UserId, held: UserKeys
 ) -> None:
@@ -463,7 +510,7 @@ async def test_settle_removes_everything_and_tells_each_waiting_gateway(
         "outcome": {"result": [1.0, "ü"]},
     }
     assert '{"result": [1.0,  "ü"]}' in terminal_text(ended)
-    assert await held.client.get(keys.result(record.job)) == terminal_text(ended)
+    assert await held.client.get(keys.result(record.job)) == "1"
     assert await held.client.exists(keys.waiters(record.job)) == 0
     assert await held.entries() == []
     assert await held.index() == {"bytes": "0"}

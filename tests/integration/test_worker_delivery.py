@@ -11,11 +11,13 @@ from support import eventually
 
 from common.ids import GatewayId, JobId, UserId, WorkerId, new_id
 from common.store import keys
+from common.store.cancels import Cancels
 from common.store.control import tell_worker
 from common.store.presence import state_of
 from common.store.records import Begin
 from towline.wire import frames
 from worker.delivery import AHEAD_MAX
+from worker.session import SEND_QUEUE_MAX
 
 
 @pytest.fixture
@@ -323,6 +325,60 @@ async def test_a_cancel_reaches_the_machine_under_the_frame_it_knows(bridge: Bri
     assert (await peer.next(frames.JobCancel)).id == job.id
     await bridge.fence(user, peer)
     assert sum(isinstance(frame, frames.JobCancel) for frame in peer.received) == 1
+
+
+async def test_a_running_job_is_cancelled_over_a_socket_that_it_did_not_come_by(bridge: Bridge, user: UserId) -> None:
+    """That the hello lists it is all that this session knows of it; answered, it is no longer to be cancelled."""
+    token = await bridge.token(user)
+    peer = await bridge.machine(user, token=token)
+    record = await bridge.submit(user, hinted=False, name="fill_form")
+    await peer.next(frames.Job)
+    peer.break_off()
+    peer = await bridge.machine(user, token=token, running=[record.job])
+    cancels = Cancels(bridge.redis, bridge.requests, bridge.jobs)
+    for _ in range(2):
+        assert await cancels.end_queued(record) is None  # it was begun
+        await cancels.tell_machine(record)
+    assert (await peer.next(frames.JobCancel)).id == ""
+    failure = frames.Failure("cancelled", "cancelled while it ran")
+    await peer.send(frames.JobResult(outcome="unknown", job=record.job, error=failure))
+    assert (await bridge.ended(record.job)).state == "unknown"
+    await cancels.tell_machine(record)
+    await bridge.fence(user, peer)
+    assert sum(isinstance(frame, frames.JobCancel) for frame in peer.received) == 1
+
+
+async def test_a_hinted_job_that_was_cancelled_while_it_waited_is_not_sent(bridge: Bridge, user: UserId) -> None:
+    """Its caller was told that it did not run. It waits here, behind one that goes alone, and needs no mark."""
+    first = await bridge.submit(user, hinted=False, name="fill_form")
+    second, third = [await bridge.submit(user) for _ in range(2)]
+    peer = await bridge.machine(user)
+    job = await peer.next(frames.Job)
+    assert await bridge.held(user).pending() == 3  # all three were taken
+    cancelled = await Cancels(bridge.redis, bridge.requests, bridge.jobs).end_queued(second)
+    assert cancelled is not None
+    assert cancelled.state == "cancelled"
+    await bridge.fence(user, peer)  # the note was heeded
+    await peer.answer(job)
+    job = await peer.next(frames.Job)
+    assert (job.job, job.attempt) == (third.job, 1)
+    await peer.answer(job)
+    assert (await bridge.ended(third.job)).state == "completed"
+    await eventually(lambda: _is_settled(bridge, user))
+    assert peer.jobs() == [first.job, third.job]
+    assert (await bridge.record(second.job)).attempts == 0
+
+
+async def test_a_burst_of_probes_cuts_nobody_off(bridge: Bridge, user: UserId) -> None:
+    """As many callers ask at once, so many that not all are asked on; the socket stays, and jobs go out."""
+    peer = await bridge.machine(user)
+    worker = WorkerId((await bridge.held(user).presence())["worker"])
+    probe = ("XADD", keys.control(worker), "*", "note", "probe", "user", user, "reply_to", "nobody", "probe")
+    await bridge.redis.send_many([(*probe, new_id()) for _ in range(4 * SEND_QUEUE_MAX)])
+    await bridge.fence(user, peer)
+    await bridge.submit(user)
+    await peer.answer(await peer.next(frames.Job))
+    assert peer.socket.close_code is None
 
 
 async def test_notes_that_cannot_be_read_harm_nobody(bridge: Bridge, user: UserId) -> None:

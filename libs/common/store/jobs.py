@@ -8,17 +8,24 @@ Used by:  the gateway and the worker's tool calls (ask, enqueue, wait_for), the 
 """
 
 import itertools
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Sequence
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
+import structlog
 
-from common.ids import GatewayId, JobId, SessionId, UserId
+from common.errors import StoreUnavailable
+from common.ids import GatewayId, JobId, SessionId, UserId, is_uuid
 from common.store import keys
 from common.store.batch import Batcher
 from common.store.records import End, Ended, Record
 from common.store.redis import Call, Redis, script
 from towline.wire import json
+
+logger = structlog.get_logger(__name__)
+
+# Up to the last year that RFC 3339, and so a frame, can write.
+TimeMs = Annotated[int, msgspec.Meta(ge=0, lt=253_402_300_800_000)]
 
 
 class Entry(msgspec.Struct, frozen=True):
@@ -28,8 +35,8 @@ class Entry(msgspec.Struct, frozen=True):
     key: str
     name: str
     args: msgspec.Raw
-    accepted_ms: int
-    deadline_ms: int
+    accepted_ms: TimeMs
+    deadline_ms: TimeMs
     timeout_s: float
     hinted: bool
     traceparent: str = ""
@@ -110,11 +117,14 @@ class Jobs:
         return answer != b"settled"
 
     async def enqueue_many(self, records: Sequence[Record]) -> int:
-        """Enqueue what is not there (the sweeper's net); returns how many were missing. Raises: StoreUnavailable."""
+        """Enqueue what is not there (the sweeper's net); returns how many were missing.
+
+        A user whose keys are broken is logged and passed over: nobody else waits for them to be mended.
+
+        Raises: StoreUnavailable.
+        """
         answers = await self._redis.run_many([_enqueue_call(record, None) for record in records])
-        for answer in answers:
-            if isinstance(answer, Exception):
-                raise answer
+        _pass_over_faults((record.user for record in records), answers)
         return sum(answer == b"added" for answer in answers)
 
     async def wait_for(self, jobs: Sequence[JobId], gateway: GatewayId) -> None:
@@ -139,16 +149,19 @@ class Jobs:
         await self._call(_settle_call(record))
 
     async def unsettled(self, ends: Sequence[End]) -> list[JobId]:
-        """Which of these ended jobs still have an entry; one question for each user. Raises: StoreUnavailable."""
+        """Which of these ended jobs still have an entry; one question for each user, who is passed over as above.
+
+        Raises: StoreUnavailable.
+        """
         of_user: dict[UserId, list[JobId]] = {}
         for end in ends:
             of_user.setdefault(end.user, []).append(end.job)
         answers = await self._redis.send_many([("HMGET", keys.jobs_index(user), *ids) for user, ids in of_user.items()])
+        _pass_over_faults(of_user, answers)
         found = []
         for ids, answer in zip(of_user.values(), answers, strict=True):
-            if isinstance(answer, Exception):
-                raise answer
-            found += [job for job, entry in zip(ids, answer, strict=True) if entry is not None]
+            if not isinstance(answer, Exception):
+                found += [job for job, entry in zip(ids, answer, strict=True) if entry is not None]
         return found
 
     async def _call(self, call: Call) -> Any:
@@ -168,15 +181,30 @@ def take_call(user: UserId, epoch: int, session: SessionId, free: int) -> Call:
 
 
 def parse_take(answer: Any) -> list[Taken] | None:
-    """What a take brought, in stream order; None when another session has the user now."""
+    """What a take brought, in stream order.
+
+    None: assert, and so claim. Another session has the user now; or an entry cannot be read, which an assert removes.
+    """
     if answer[0] == b"refused":
         return None
-    return [_taken(body, claimed=False) for body in answer[1][1::2]]
+    flat = answer[1]
+    taken = [_taken(flat[i + 1], claimed=False) for i in range(0, len(flat), 2)]
+    readable = [one for one in taken if one is not None]
+    return readable if len(readable) == len(taken) else None
 
 
-def parse_served(flat: list[bytes]) -> list[Taken]:
-    """The entries that an assert claimed and took, in stream order (`presence.parse_serve` has the rest)."""
-    return [_taken(flat[i + 1], claimed=flat[i + 2] == b"1") for i in range(0, len(flat), 3)]
+def parse_served(flat: list[bytes]) -> tuple[list[Taken], list[str]]:
+    """The entries that an assert claimed and took, in stream order, and the ids of those that cannot be read.
+
+    `presence.parse_serve` has the rest.
+    """
+    readable, unreadable = [], []
+    for i in range(0, len(flat), 3):
+        if taken := _taken(flat[i + 1], claimed=flat[i + 2] == b"1"):
+            readable.append(taken)
+        else:
+            unreadable.append(flat[i].decode())
+    return readable, unreadable
 
 
 def terminal_text(record: Record | Ended) -> str:
@@ -185,8 +213,27 @@ def terminal_text(record: Record | Ended) -> str:
     return f'{head[:-1]},"outcome":{record.outcome}}}'
 
 
-def _taken(body: bytes, *, claimed: bool) -> Taken:
-    return Taken(_entry_decoder.decode(body), claimed, len(body))
+def _taken(body: bytes, *, claimed: bool) -> Taken | None:
+    """None: nobody can deliver this. It must cost its own user's session nothing, and no other one either."""
+    try:
+        body.decode()  # arguments are not looked into, and go into a frame, which is text
+        entry = _entry_decoder.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+    # Postgres refuses any other id, and with it all that is written in the same batch.
+    return Taken(entry, claimed, len(body)) if is_uuid(entry.job) else None
+
+
+def _pass_over_faults(users: Iterable[UserId], answers: Sequence[Any]) -> None:
+    """Log each user whose call has failed, once. Raises: StoreUnavailable, which is nobody's own."""
+    faults: dict[UserId, Exception] = {}
+    for user, answer in zip(users, answers, strict=True):
+        if isinstance(answer, StoreUnavailable):
+            raise answer
+        if isinstance(answer, Exception):
+            faults.setdefault(user, answer)
+    for user, fault in faults.items():
+        logger.error("user_passed_over", user=user, exc_info=fault)
 
 
 def _enqueue_call(record: Record, gateway: GatewayId | None) -> Call:

@@ -33,6 +33,7 @@ class Assertion(NamedTuple):
     free: int
     in_flight: Sequence[JobId]
     tools: dict[str, bool] | None  # name -> hinted; None: unchanged
+    unreadable: Sequence[str] = ()  # entries that an earlier answer brought in vain; they are removed
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +47,7 @@ class Served:
         born: when this Redis was first used; a change means that everything in it was lost.
         left: claimed entries for which there was no free place.
         taken: entries that the session holds from now on, in stream order.
+        unreadable: ids of entries that say no job; the next assertion is to name them.
     """
 
     status: Literal["ok", "outranked", "other"]
@@ -55,6 +57,7 @@ class Served:
     born: str = ""
     left: int = 0
     taken: Sequence[Taken] = ()
+    unreadable: Sequence[str] = ()
 
 
 def serve_call(assertion: Assertion, timing: keys.Timing) -> Call:
@@ -91,6 +94,7 @@ def serve_call(assertion: Assertion, timing: keys.Timing) -> Call:
             a.free,
             " ".join(a.in_flight),
             next(CALL_NUMBERS),
+            " ".join(a.unreadable),
             *tools,
         ],
     )
@@ -101,13 +105,15 @@ def parse_serve(answer: Any) -> Served:
     if answer[0] != b"ok":
         return Served("outranked" if answer[0] == b"outranked" else "other", machine=answer[1].decode())
     _, raised, tools_missing, born, left, flat = answer
+    taken, unreadable = parse_served(flat)
     return Served(
         "ok",
         raised=bool(raised),
         tools_missing=bool(tools_missing),
         born=born.decode(),
         left=left,
-        taken=parse_served(flat),
+        taken=taken,
+        unreadable=unreadable,
     )
 
 

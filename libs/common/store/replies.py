@@ -23,7 +23,7 @@ from common.errors import StoreUnavailable
 from common.ids import GatewayId, JobId, UserId
 from common.store import keys
 from common.store.control import Note
-from common.store.jobs import Jobs
+from common.store.jobs import Jobs, Seen
 from common.store.presence import state_of
 from common.store.records import Record
 from common.store.redis import Redis
@@ -261,13 +261,25 @@ class Waiters:
         for waiter in self._all():
             by_user.setdefault(waiter.user, []).append(waiter)
         # One pipeline: the looks of one moment share it.
-        looks = await asyncio.gather(*(self._jobs.ask(user, "") for user in by_user))
+        looks = await asyncio.gather(*(self._look(user) for user in by_user))
         for waiters, seen in zip(by_user.values(), looks, strict=True):
+            if seen is None:
+                continue
             state = state_of(seen, self._redis.answering_for_s(), self._timing)
             for waiter in waiters:
                 if state == "offline" and waiter.online:
                     waiter.tell(Cut.OFFLINE)
                 waiter.online = waiter.online or state in ("online", "reconnecting")
+
+    async def _look(self, user: UserId) -> Seen | None:
+        """None: this user's keys are broken. That is told to nobody, and must not end the process of all others."""
+        try:
+            return await self._jobs.ask(user, "")
+        except StoreUnavailable:
+            raise
+        except Exception:
+            logger.exception("presence_unreadable", user=user)
+            return None
 
     def _tell(self, job: JobId, told: Told) -> None:
         for waiter in self._waiting.get(job, ()):

@@ -15,7 +15,7 @@ end
 if read then
   for _, entry in ipairs(read[1][2]) do
     taken[#taken + 1] = entry[1]
-    taken[#taken + 1] = entry[2][4]
+    taken[#taken + 1] = entry[2][4] or ''
   end
 end
 return {'ok', taken}

@@ -152,7 +152,10 @@ class JobResultAck(Frame):
 
 
 class JobCancel(Frame):
-    """worker -> sidecar: stop the job of this delivery if that can be done."""
+    """worker -> sidecar: stop the job of this delivery if that can be done.
+
+    `id` "": the job that this socket's hello listed as running; it came by an older one, and has no frame id here.
+    """
 
     id: str
 

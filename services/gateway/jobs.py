@@ -2,6 +2,7 @@
 
 Promises: what was answered 2xx is durable; a key that has a record is answered from it whatever else is refused; after
           a record exists nothing refuses it any more; nobody is told "not yet" without a last look into the record.
+          A caller that waits holds no arguments: no answer shows them, and as many as may wait would fill the memory.
 """
 
 import msgspec
@@ -67,13 +68,14 @@ class JobRoutes:
         asked = await read_submission(request, user)
         refusal, hinted, online = await self._ask(asked)
         if refusal:
-            known = await self._requests.find(asked.scope, asked.key)
-            if known is None:
+            record, inserted = await self._requests.find(asked.scope, asked.key), False
+            if record is None:
                 raise refusal
-            return await self._answer_known(request, asked, known, online=online)
-
-        record, inserted = await self._requests.accept(asked.new_job(hinted=hinted))
+        else:
+            record, inserted = await self._requests.accept(asked.new_job(hinted=hinted))
+        asked = asked.without_args()
         if not inserted:
+            record = _without_args(record)
             return await self._answer_known(request, asked, record, online=online)
         logger.info("job_accepted", user=user, job=record.job, tool=record.name, traceparent=asked.traceparent)
         if not asked.wait_s:
@@ -83,6 +85,7 @@ class JobRoutes:
         try:
             if not await self._enqueue(record, waits=True):
                 record = await self._read_again(record)
+            record = _without_args(record)
             return await self._answer_when_ended(request, record, waiter, asked.wait_s)
         finally:
             self._waiters.remove(waiter)
@@ -182,7 +185,7 @@ class JobRoutes:
     async def _read_again(self, record: Record) -> Record:
         """The record as it is now; as it was when Postgres does not answer (it exists, so nothing is refused)."""
         try:
-            return (await self._requests.read([record.job])).get(record.job, record)
+            return _without_args((await self._requests.read([record.job])).get(record.job, record))
         except StoreUnavailable as error:
             logger.warning("record_unread", job=record.job, problem=str(error))
             return record
@@ -235,7 +238,11 @@ class JobRoutes:
         record = (await self._requests.read([job])).get(job) if is_uuid(job) else None
         if record is None or not key.reaches(record.user):
             raise problems.not_found("job")
-        return record
+        return _without_args(record)
+
+
+def _without_args(record: Record) -> Record:
+    return msgspec.structs.replace(record, args="")
 
 
 def view(record: Record, *, replayed: bool = False, matches: bool = True, machine_gone: bool = False) -> Job:

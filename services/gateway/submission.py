@@ -1,7 +1,9 @@
 """A job's submission: what was asked for, and whether it may come in. Reads the request, decides in values."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+import msgspec
 
 from common.ids import JobId, UserId, new_id
 from common.store import keys
@@ -24,7 +26,8 @@ class Submission:
     """What a caller asked for.
 
     Attributes:
-        args: canonical JSON; what the machine is given.
+        body: without its `args`: parsed, they take ten times the room of their text.
+        args: canonical JSON; what the machine is given. Empty once the job has its record.
         wait_s: how long to wait for the outcome; None when the caller named no preference.
         traceparent: as given, or empty.
     """
@@ -46,6 +49,10 @@ class Submission:
     def queues(self) -> bool:
         """Whether the job is to be kept for a machine that is not connected."""
         return self.body.if_offline == "queue"
+
+    def without_args(self) -> "Submission":
+        """What is left to hold while its caller waits."""
+        return replace(self, args=b"")
 
     def new_job(self, *, hinted: bool) -> NewJob:
         """The record to be accepted."""
@@ -80,7 +87,7 @@ async def read_submission(request: Request, user: UserId) -> Submission:
     return Submission(
         user=user,
         key=key,
-        body=body,
+        body=msgspec.structs.replace(body, args={}),
         args=args,
         fingerprint=fingerprint(body.name, args),
         wait_s=wait_s,

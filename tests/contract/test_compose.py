@@ -1,5 +1,7 @@
 """The Compose files: each waits for what it needs, nothing has more than it needs, and numbers fit the services."""
 
+import ipaddress
+import itertools
 import re
 import subprocess
 from collections.abc import Callable
@@ -289,8 +291,31 @@ def test_only_the_api_is_passed_on() -> None:
     assert "non_idempotent" in location(gateway, "users/[^/]+/jobs")
 
 
+def egress_proxy() -> str:
+    return (COMPOSE / "egress-proxy" / "squid.conf").read_text()
+
+
+def test_only_sockets_of_sidecars_change_their_protocol() -> None:
+    """On any other connection that did, requests would pass by limits, locations and the log."""
+    gateway = nginx("gateway")
+    assert set(re.findall(r"proxy_set_header (?:Connection|Upgrade) (.*);", gateway)) == {'""'}
+    # Directives of the level above hold where a location has none of its own.
+    assert "proxy_set_header" not in "".join(re.findall(r"location [^{]*\{(.*?)\}", gateway, re.DOTALL))
+    assert "proxy_set_header Upgrade $http_upgrade;" in location(nginx("bridge"), "= /v1/bridge")
+
+
+def test_squid_ignores_none_of_the_networks_inside() -> None:
+    """Of two that overlap it keeps one, which differs by version; and an IPv4-mapped one is for it one of IPv4."""
+    written = " ".join(re.findall(r"^acl inside dst (.*)$", egress_proxy(), re.MULTILINE)).split()
+    networks = [ipaddress.ip_network(network) for network in written]
+    assert {network.version for network in networks} == {4, 6}
+    mapped = ipaddress.ip_network("::ffff:0:0/96")
+    for a, b in itertools.combinations([*networks, mapped], 2):
+        assert a.version != b.version or not a.overlaps(b), f"{a} and {b}"  # type: ignore[arg-type]
+
+
 def test_the_egress_proxy_waits_as_long_as_a_source_may_be_silent() -> None:
-    squid = (COMPOSE / "egress-proxy" / "squid.conf").read_text()
+    squid = egress_proxy()
     read = re.search(r"^read_timeout (\d+) minutes$", squid, re.MULTILINE)
     lifetime = re.search(r"^client_lifetime (\d+) days$", squid, re.MULTILINE)
     forward = re.search(r"^forward_timeout (\d+) seconds$", squid, re.MULTILINE)

@@ -217,6 +217,29 @@ async def test_a_connection_of_http_2_serves_any_number_of_requests(tmp_path: Pa
         assert b"data: last" in connection.bodies[stream]
 
 
+@pytest.mark.parametrize(
+    ("request_head", "status"),
+    [
+        (
+            b"GET /ok HTTP/1.1\r\nHost: x\r\nConnection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\n"
+            b"HTTP2-Settings: AAMAAABkAAQAAP__\r\n\r\n",
+            b"200",
+        ),
+        (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0", b"404"),
+    ],
+    ids=["upgrade", "preface"],
+)
+async def test_a_clear_connection_never_turns_into_http_2(request_head: bytes, status: bytes) -> None:
+    """A proxy in front passes on one request; what came inside of HTTP/2 after it would go by all that it checks."""
+    async with serving(budget_s=1.0) as (server, task):
+        reader, writer = await asyncio.open_connection(HOST, server.port)
+        writer.write(request_head)
+        head = await read_until(reader, b"\r\n")
+        assert head.startswith(b"HTTP/1.1 " + status)
+        writer.close()
+        await stopped_within(server, task)
+
+
 async def test_cancelling_the_server_ends_it_too() -> None:
     """A sibling in the service's task group failed: everything has to go."""
     async with serving(budget_s=3600) as (server, task):

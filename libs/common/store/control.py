@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 from common.ids import GatewayId, WorkerId
 from common.store import keys
-from common.store.redis import Reader, Redis
+from common.store.redis import Call, Reader, Redis, script
 
 # An entry of any stream: its id and its fields.
 Entry = tuple[str, dict[bytes, bytes]]
@@ -56,8 +56,9 @@ class Inbox:
         self._last = "0-0"
 
     async def keep_alive(self) -> None:
-        """Put off the stream's expiry; once per heartbeat. Raises: StoreUnavailable."""
-        await self._redis.send_many([("EXPIRE", self._stream, keys.STREAM_TTL_S)])
+        """Let go of what was read and put off the stream's expiry; once per heartbeat. Raises: StoreUnavailable."""
+        keep = Call(script("keep_notes"), [self._stream], [self._last, keys.STREAM_TTL_S])
+        await self._redis.run_many([keep])  # one that cannot be written to is no reason not to read from it
 
     async def remove(self) -> None:
         """Delete the stream when its process leaves. Raises: StoreUnavailable."""

@@ -89,7 +89,7 @@ WAITERS_TTL_S = 600
 
 
 def result(job: JobId) -> str:
-    """String: the terminal record, for whoever comes soon. The truth is in Postgres."""
+    """String `1`: the job has ended, for whoever enqueues it late. Its outcome is in Postgres."""
     return f"bridge:result:{job}"
 
 

@@ -1,9 +1,10 @@
 -- Publish a terminal record, wake its waiters, remove all that Redis holds of the job (rule 11). Idempotent, anyone's.
+-- That it has ended is kept for a while, the outcome is not: of all outcomes of some minutes Redis would be full.
 -- KEYS[1] jobs stream  KEYS[2] index  KEYS[3] result  KEYS[4] waiters  KEYS[5] presence
 -- ARGV[1] job  ARGV[2] group  ARGV[3] the record as JSON  ARGV[4] result TTL (s)  ARGV[5] prefix of reply streams
 -- ARGV[6] largest record to copy into them  ARGV[7] their length  ARGV[8] their TTL (s)
 -- Returns how many gateways were told.
-redis.call('SET', KEYS[3], ARGV[3], 'EX', ARGV[4])
+redis.call('SET', KEYS[3], '1', 'EX', ARGV[4])
 local gateways = redis.call('SMEMBERS', KEYS[4])
 for _, gateway in ipairs(gateways) do
   local replies = ARGV[5] .. gateway

@@ -9,6 +9,7 @@ Beside them stands the file in which tools count their executions.
 
 import contextlib
 import itertools
+import os
 import signal
 import uuid
 from collections.abc import AsyncIterator, Iterator
@@ -23,6 +24,7 @@ from psycopg import sql
 from support import redis_database
 
 from common.store.postgres import migrate
+from harness import ports
 from harness.runner import temporary_directory
 from harness.servers import Servers, open_servers
 
@@ -32,6 +34,12 @@ settings.load_profile("gate")
 
 # A script's background job ignores Ctrl-C, and so would the processes that tests start and interrupt.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# A server that a test stops keeps its ports: tests beside it take theirs from elsewhere, or they would be gone.
+if worker := os.environ.get("PYTEST_XDIST_WORKER"):
+    size = len(ports.PORTS) // int(os.environ["PYTEST_XDIST_WORKER_COUNT"])
+    begin = ports.PORTS.start + size * int(worker.removeprefix("gw"))
+    ports.PORTS = range(begin, begin + size)
 
 # Every Redis has 16 databases unless told otherwise; 0 is left to whoever shares the server with us, 14 and 15 to
 # services that several tests share (`integration/conftest.py`).

@@ -15,7 +15,7 @@ def free_port() -> int:
 
     Another program may still take it before it is used: whoever starts a server on it retries with another one.
     """
-    for port in random.sample(PORTS, 1000):
+    for port in random.sample(PORTS, min(1000, len(PORTS))):
         if port in _ports_given:
             continue
         with socket.socket() as candidate:
@@ -40,6 +40,6 @@ async def is_http_ready(port: int) -> bool:
                 status_line = await reader.readline()
             finally:
                 writer.close()
-    except (OSError, TimeoutError):
+    except (OSError, TimeoutError, ValueError):  # ValueError: a line without end, of another program
         return False
     return status_line.split(b" ")[1:2] == [b"200"]

@@ -94,7 +94,7 @@ async def test_a_run_goes_on_when_its_relay_is_gone(stack: Stack, agent: Agent, 
 
 
 async def _has_moved(run: FollowedRun, first: str) -> bool:
-    return bool(await run.owner()) and await run.owner() != first
+    return await run.owner() not in ("", first)
 
 
 async def test_a_frozen_relay_that_wakes_writes_nothing_and_stops(stack: Stack, agent: Agent, run: FollowedRun) -> None:

@@ -1,7 +1,8 @@
 """The event log on a real server: what owners append, what refuses them, and what readers are told."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
 
 import pytest
 import redis.asyncio
@@ -12,8 +13,10 @@ from common.errors import StoreUnavailable
 from common.ids import RunId
 from common.store import keys
 from common.store.eventlog import (
+    APPEND_BYTES_MAX,
     PAGE_BYTES,
     PAGE_NEXT_ENTRIES,
+    Appends,
     EventId,
     EventLog,
     Fenced,
@@ -25,7 +28,7 @@ from common.store.eventlog import (
 )
 from common.store.leases import Point, Taken
 from common.store.read_bound import READ_BYTES
-from common.store.redis import Redis, open_redis
+from common.store.redis import Call, Redis, open_redis
 from harness.embedded import EmbeddedValkey
 from harness.faults import TcpProxy
 from harness.runner import temporary_directory
@@ -192,6 +195,47 @@ async def test_an_append_that_did_not_arrive_is_done_by_the_retry(redis_url: str
             await proxy.heal()
             await writer.retry()
             assert await held.data() == ["|", "coder 1", "coder 2"]
+        finally:
+            await proxy.stop()
+
+
+async def test_what_many_runs_have_gathered_goes_out_in_pieces_and_comes_once(redis_url: str) -> None:
+    """As after an outage of Redis. The answer to a piece is lost: its runs alone repeat, and nothing comes twice."""
+    proxy = TcpProxy(redis_url)
+    async with open_redis(await proxy.start()) as store:
+        try:
+            appends = Appends(store)
+            relays = [Relay(store, new_run()) for _ in range(6)]
+            writers = [await relay.take(7) for relay in relays]
+            for writer in writers:
+                writer._appends = appends  # one process follows them all
+            calls: list[int] = []
+            run_many = store.run_many
+
+            async def noted(given: Sequence[Call]) -> list[Any]:
+                calls.append(len(given))
+                return await run_many(given)
+
+            appends._calls._flush = noted
+            large = "x" * (APPEND_BYTES_MAX * 2 // 5 // 20)
+            batches = [
+                [NewEvent("coder", f"{i}:{n}", "output", f"run {i} event {n} {large}", TS) for n in range(20)]
+                for i in range(len(writers))
+            ]
+            cut = proxy.cut_after(b"run 4 event 19")
+            answers = await asyncio.gather(
+                *(writer.append(batch, progressed=True) for writer, batch in zip(writers, batches, strict=True)),
+                return_exceptions=True,
+            )
+            assert cut.happened.is_set()
+            lost = [i for i, answer in enumerate(answers) if isinstance(answer, StoreUnavailable)]
+            assert 4 in lost
+            assert 0 not in lost
+            assert sum(calls) == 6
+            assert max(calls) == 2, calls
+            await asyncio.gather(*(writers[i].retry() for i in lost))
+            for relay, batch in zip(relays, batches, strict=True):
+                assert await reader_of(store, relay).read() == [event.data for event in batch]
         finally:
             await proxy.stop()
 

@@ -109,9 +109,9 @@ async def test_threads_are_bounded_and_none_is_spent_on_a_name_that_nobody_waits
     await eventually(lambda: len(resolver.asked) == 2)
     assert {thread.name for thread in threading.enumerate()} >= {"lookup:down-1", "lookup:down-2"}
     given_up, waiting = ask(look_ups, "given-up"), ask(look_ups, "waiting")
-    await asyncio.sleep(0.02)
+    await asyncio.sleep(0.02)  # a third thread would have asked by now
     await leave(given_up, *down)  # their threads are as busy as before
-    await asyncio.sleep(0.02)
+    await asyncio.sleep(0.02)  # the same
     assert len(resolver.asked) == 2
     resolver.answer("down-1", "waiting")
     assert await waiting == ["192.0.2.1"]

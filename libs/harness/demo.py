@@ -26,14 +26,14 @@ from towline.wire import api, events
 
 USER = "ada"
 PAGE = b"<h1>intranet: lunch is at noon</h1>"
-LONG_JOB_S = 2.0
-KILLED_JOB_S = 3.0
+LONG_JOB_S = 1.0
+KILLED_JOB_S = 2.0
 KILLED_WITHIN_S = 20.0
 
 # An agent that gives back what it is told, for whoever plays on.
 SAYS_AGAIN = "parrot"
 RUN = "lunch-7"
-RUN_EVENTS_PER_S = 20.0
+RUN_EVENTS_PER_S = 30.0
 # How many events the watcher sees before the relay is killed, and again after that, before the agent is done.
 RUN_EVENTS = 30
 RUN_WITHIN_S = 40.0
@@ -75,9 +75,7 @@ async def run_demo(console: Console) -> None:
             await _page(say, one, page_url)
             async with open_returns(say) as returns:
                 await _killed_worker(say, stack, one, executions, returns)
-                async with Agent() as agent:
-                    await _killed_relay(say, stack, one, two, agent=agent, returns=returns)
-                await show_killed_turn(say, stack, one, two, user=USER, executions=executions, returns=returns)
+                await _killed_turn_and_relay(say, stack, one, two, executions=executions, returns=returns)
                 await returns.wait()
             await one.put_agent(SAYS_AGAIN, AgentPut("echo"))
             say("[bold green]the timeline is complete[/bold green]")
@@ -140,12 +138,31 @@ async def _killed_worker(
     returns.begin(worker)
 
 
+async def _killed_turn_and_relay(
+    say: Callable[[str], None], stack: Stack, one: Client, two: Client, *, executions: Path, returns: Returns
+) -> None:
+    """Kill a turn's worker, and while nothing is to be seen of the turn, a run's relay."""
+    silent = asyncio.Event()
+
+    async def kill_relay_in_silence() -> None:
+        await silent.wait()
+        async with Agent() as agent:
+            await _killed_relay(say, stack, one, two, agent=agent, returns=returns)
+
+    meanwhile = asyncio.create_task(kill_relay_in_silence())
+    try:
+        await show_killed_turn(say, stack, one, two, user=USER, executions=executions, returns=returns, silent=silent)
+        await meanwhile
+    finally:
+        meanwhile.cancel()
+
+
 async def _killed_relay(
     say: Callable[[str], None], stack: Stack, one: Client, two: Client, *, agent: Agent, returns: Returns
 ) -> None:
     stream = agent.add("agent", Script(rate=RUN_EVENTS_PER_S))
     await one.follow_run(RUN, [SourceFollow("agent", agent.url("agent"), "ids")])
-    say(f"gateway 1: run {RUN!r} is followed: an agent in the cloud that says {RUN_EVENTS_PER_S:g} events a second")
+    say(f"gateway 1: meanwhile run {RUN!r} is followed: an agent in the cloud, {RUN_EVENTS_PER_S:g} events a second")
     seen: list[int] = []
     killed: Service | None = None
     said, killed_at = 0, 0.0  # the agent's newest number when the relay was killed, and when that was

@@ -32,8 +32,15 @@ async def show_killed_turn(
     user: str,
     executions: Path,
     returns: Returns,
+    silent: asyncio.Event,
 ) -> None:
-    """Play it; the worker that was killed is on its way back then. Raises: StepFailed."""
+    """Play it; the worker that was killed is on its way back then.
+
+    Args:
+        silent: set when the worker has been killed: nothing is to be seen until its claim lapses.
+
+    Raises: StepFailed.
+    """
     await returns.wait()
     async with Model() as model:
         agent = AgentPut("openai", url=model.url, model=MODEL, api_key="any", tools=["fill_form"])
@@ -44,7 +51,7 @@ async def show_killed_turn(
         took_ms = (time.monotonic() - began) * 1000
         say(f"gateway 1: an entry for the agent {AGENT!r} (a stand-in model) is accepted in {took_ms:.1f} ms")
         async with asyncio.timeout(TURN_WITHIN_S):
-            pieces, ended = await _watch(say, stack, two, posted.turn, returns)
+            pieces, ended = await _watch(say, stack, two, posted.turn, returns=returns, silent=silent)
         expect(ended.state == "completed", f"the turn ended as {ended.state}")
         expect("".join(pieces) == (ended.outcome.text if ended.outcome else ""), "the pieces must say the answer")
         filled = executions.read_text().splitlines().count("order-18")
@@ -59,7 +66,7 @@ async def show_killed_turn(
 
 
 async def _watch(
-    say: Callable[[str], None], stack: Stack, client: Client, turn: Turn, returns: Returns
+    say: Callable[[str], None], stack: Stack, client: Client, turn: Turn, *, returns: Returns, silent: asyncio.Event
 ) -> tuple[Sequence[str], Turn]:
     """Watch a turn, and kill its worker on the way; returns the pieces since its last start, and how it ended."""
     pieces: list[str] = []
@@ -78,7 +85,9 @@ async def _watch(
                     pieces.clear()
                     if item.type == events.TURN_RESTARTED and killed is not None:
                         after_s = time.monotonic() - killed_at
-                        say(f"the other worker goes on, {after_s:.1f} s after the kill; attempt {attempt}")
+                        say(
+                            f"the other worker goes on with the turn, {after_s:.1f} s after the kill; attempt {attempt}"
+                        )
                         returns.begin(killed)
                 case ToolCall(name=name):
                     say(f"gateway 2: the agent calls {name} on the laptop")
@@ -92,6 +101,7 @@ async def _watch(
                         say(f"the agent is speaking; killing {killed.name} (SIGKILL), which runs the turn")
                         killed.kill()
                         killed_at = time.monotonic()
+                        silent.set()
     raise StepFailed("the turn's stream ended before the turn")
 
 

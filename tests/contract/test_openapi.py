@@ -157,6 +157,12 @@ def test_bodies_are_those_of_the_client(description: dict[str, Any]) -> None:
         assert schemas[struct.__name__]["additionalProperties"] is False
 
 
+def test_an_outcome_is_described_as_the_client_reads_it(description: dict[str, Any]) -> None:
+    """It is carried as stored bytes, so its schema is written by hand."""
+    described = description["components"]["schemas"]["Job"]["properties"]["outcome"]["properties"]
+    assert set(described) == {field.name for field in msgspec.structs.fields(api.Outcome)}
+
+
 def _with_what_is_there(case: schemathesis.Case) -> schemathesis.Case:
     """Keep to what this installation allows, which no schema can know."""
     # One credential is enough, and it is in the header.

@@ -61,7 +61,7 @@ async def test_jobs_for_programs(gateway: dict[str, str], machine: PlayedMachine
     assert (first.document()["replayed"], again.document()["replayed"]) == (False, True)
     assert first.document()["outcome"] == again.document()["outcome"] == {"result": {"value": [1]}}
     job = first.document()["job"]
-    assert (await towline("jobs", "show", job, "--json", **gateway)).document()["state"] == "completed"
+    assert (await towline("jobs", "get", job, "--json", **gateway)).document()["state"] == "completed"
     listed = await towline("jobs", "list", "alice", "--key", "order-17", "--json", **gateway)
     assert [item["job"] for item in listed.lines()] == [job]
 
@@ -72,11 +72,11 @@ async def test_exit_codes_say_how_a_job_ended(gateway: dict[str, str], machine: 
     open_still = await towline("jobs", "submit", "alice", "hang", "--wait", "0.2", "--json", **gateway)
     assert open_still.code == 5
     job = open_still.document()["job"]
-    assert (await towline("jobs", "show", job, **gateway)).code == 0
-    assert (await towline("jobs", "show", job, "--wait", "0.2", **gateway)).code == 5
+    assert (await towline("jobs", "get", job, **gateway)).code == 0
+    assert (await towline("jobs", "get", job, "--wait", "0.2", **gateway)).code == 5
     cancelled = await towline("jobs", "cancel", job, "--json", **gateway)
     assert (cancelled.code, cancelled.document()["state"]) == (0, "cancelled")
-    assert (await towline("jobs", "show", job, **gateway)).code == 1
+    assert (await towline("jobs", "get", job, **gateway)).code == 1
 
 
 async def test_exit_codes_say_who_is_to_blame(gateway: dict[str, str]) -> None:
@@ -88,11 +88,11 @@ async def test_exit_codes_say_who_is_to_blame(gateway: dict[str, str]) -> None:
         assert gateway["TOWLINE_API_KEY"] not in ended.err
         return ended.code
 
-    assert await code("jobs", "show", "../x") == 2
-    assert await code("jobs", "show", "x", TOWLINE_API_KEY="") == 2
-    assert await code("jobs", "show", "x", TOWLINE_URL="ws://127.0.0.1:1") == 2
-    assert await code("jobs", "show", new_id()) == 3
-    assert await code("jobs", "show", "x", TOWLINE_API_KEY="tlk_wrong") == 3
+    assert await code("jobs", "get", "../x") == 2
+    assert await code("jobs", "get", "x", TOWLINE_API_KEY="") == 2
+    assert await code("jobs", "get", "x", TOWLINE_URL="ws://127.0.0.1:1") == 2
+    assert await code("jobs", "get", new_id()) == 3
+    assert await code("jobs", "get", "x", TOWLINE_API_KEY="tlk_wrong") == 3
     assert await code("tokens", "revoke", "alice", new_id()) == 3
     assert await code("machines", "show", "alice", TOWLINE_URL=NOWHERE) == 4
     assert (await towline("jobs", "submit", "alice", "echo", "--arg", "novalue", **gateway)).code == 2

@@ -49,7 +49,7 @@ async def test_a_server_that_accepts_and_closes_is_not_stormed(hub: Hub, start: 
 async def test_stands_by_for_as_long_as_told(hub: Hub, start: Start) -> None:
     hub.close_at_hello = (4003, "1.5 another machine is connected")
     start()
-    await eventually(lambda: len(hub.handshakes) == 1)
+    await eventually(lambda: hub.hellos == 1)
     hub.close_at_hello = None
     await hub.session()
     assert 1.5 <= hub.handshakes[1] - hub.handshakes[0] < 2.5

@@ -62,9 +62,12 @@ async def test_hello_tells_machine_journal_and_tools(hub: Hub, sidecar: Sidecar)
 
 async def test_a_job_runs_and_is_answered_under_its_frame(hub: Hub, sidecar: Sidecar, executions: Path) -> None:
     session = await hub.session()
-    assert value(await session.run("click", {"button": "buy"})) == "clicked buy"
-    assert value(await session.run("look", {"at": "page"}, job="job-2", hinted=True)) == "saw page"
+    async with logged() as lines:
+        assert value(await session.run("click", {"button": "buy"}, traceparent="a-trace")) == "clicked buy"
+        assert value(await session.run("look", {"at": "page"}, job="job-2", hinted=True)) == "saw page"
     assert executions.read_text() == "click buy\nlook page\n"
+    ended = [(line["job"], line["traceparent"]) for line in lines if line["event"] == "job_ended"]
+    assert ended == [("job-1", "a-trace"), ("job-2", "")]
 
 
 @pytest.mark.parametrize(("tool", "hinted"), [("click", False), ("look", True)])

@@ -129,8 +129,11 @@ async def test_the_token_is_nowhere_to_be_seen(hub: Hub, new: NewProcess, tmp_pa
 
 
 async def test_wrong_settings_are_one_line_and_exit_code_two(hub: Hub, new: NewProcess, tmp_path: Path) -> None:
+    unnameable = tmp_path / "unnameable.py"
+    unnameable.write_text("from towline.sidecar import tool\n\n\n@tool\ndef _private() -> None: ...\n")
     for arguments in (
         ("--url", "ws://example.com"),
+        ("--tools", str(unnameable)),
         ("--tools", "no_such_module"),
         ("--tools", str(tmp_path / "no.py")),
     ):

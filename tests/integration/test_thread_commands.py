@@ -285,10 +285,12 @@ async def test_entries_read_gives_up_when_it_is_told_to() -> None:
     ) as gateway:
         ended = await run(gateway, "entries", "read", THREAD, "--wait", "0", "--json")
         of_another = await run(gateway, "entries", "read", THREAD, "--turn", OTHER_TURN)
+        of_none = await run(gateway, "entries", "read", THREAD, "--turn", "", "--wait", "0")
     assert (ended.code, ended.document()["turns"][0]["state"]) == (5, "running")
     assert gateway.to(TURNS)
     assert all("prefer" not in request.headers for request in gateway.to(TURNS))
     assert (of_another.code, of_another.out) == (2, "")
+    assert (of_none.code, of_none.out) == (2, "")
 
 
 async def test_turns_are_shown_and_cancelled() -> None:

@@ -89,6 +89,7 @@ def test_the_exit_code_says_how_the_job_ended(state: str, waited: bool, code: Ex
         (job("completed", {"result": {"a": [1, "é"]}}), ["completed", "(after 1.500 s)", '"a": [', '"é"']),
         (job("completed", {"result": None}), ["completed", "null"]),
         (job("failed", {"error": {"code": "tool-error", "message": "no"}}), ["failed", "tool-error: no"]),
+        (job("completed", {"result": "\ufffd", "mended": True}), ["completed", "mended", "U+FFFD"]),
         (job("expired", {"error": {"code": "e", "message": "m", "retryable": True}}), ["may be tried again"]),
         (job("queued", machine="offline"), ["queued", "offline; the job stays accepted"]),
         (job("queued", replayed=True, payload_matches=False), ["yes: this key", "not the same as"]),

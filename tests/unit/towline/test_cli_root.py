@@ -68,9 +68,15 @@ def test_a_command_that_lacks_a_library_says_so(module: str) -> None:
         root([entry_point("broken", "some_broken_commands:app")])
 
 
-def test_all_commands_are_listed_with_the_exit_codes(module: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_all_commands_are_listed_with_the_exit_codes_and_so_are_those_of_a_noun(
+    module: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     app = root([entry_point("nouns", f"{module}:nouns"), entry_point("verb", f"{module}:verb")])
     with pytest.raises(SystemExit):
         app(["--help"])
     shown = capsys.readouterr().out
     assert all(word in shown for word in ("nouns", "verb", "Exit codes"))
+    with pytest.raises(SystemExit):
+        app(["nouns", "--help"])
+    shown = capsys.readouterr().out
+    assert all(word in shown for word in ("only", "Exit codes"))

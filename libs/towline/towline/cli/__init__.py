@@ -46,7 +46,7 @@ def root(points: Iterable[EntryPoint]) -> typer.Typer:
         if [command.name for command in commands] == [point.name]:
             app.registered_commands.extend(commands)
         else:
-            app.add_typer(loaded, name=point.name)
+            app.add_typer(loaded, name=point.name, epilog=EXIT_CODES)
     return app
 
 

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import os
+import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Annotated, TypeVar
 
@@ -21,7 +22,7 @@ UrlOption = Annotated[
 UserArgument = Annotated[str, typer.Argument(help="The user's id, as your product knows it.")]
 LimitOption = Annotated[int, typer.Option("--limit", min=1, help="Show at most so many.")]
 
-__all__ = ["DEFAULT_URL", "LimitOption", "UrlOption", "UserArgument", "call", "collect"]
+__all__ = ["DEFAULT_URL", "LimitOption", "UrlOption", "UserArgument", "call", "collect", "key_to_use"]
 
 
 def call(url: str, operation: Callable[[Client], Awaitable[T]], *, doing: str | None = "asking the gateway") -> T:
@@ -50,6 +51,20 @@ def call(url: str, operation: Callable[[Client], Awaitable[T]], *, doing: str | 
         fail(Exit.REFUSED if is_refusal else Exit.UNAVAILABLE, f"{problem}{later}")
     except GatewayUnreachable as error:
         fail(Exit.UNAVAILABLE, str(error))
+
+
+def key_to_use(given: str | None) -> str:
+    """Take the idempotency key that was given, or make a fresh one if none was.
+
+    Raises:
+        typer.BadParameter: it is empty, as from a shell's variable that is not set: a fresh key in its place would do
+            the work again.
+    """
+    if given is None:
+        return str(uuid.uuid4())
+    if not given.strip():
+        raise typer.BadParameter("the key is empty; leave the option out for a fresh one", param_hint="--key")
+    return given
 
 
 async def collect(items: AsyncIterator[T]) -> list[T]:

@@ -1,12 +1,11 @@
 """`towline entries`: post to a thread without watching, and read it when its turn has ended."""
 
-import uuid
 from typing import Annotated
 
 import msgspec
 import typer
 
-from towline.cli.connection import DEFAULT_URL, UrlOption, call
+from towline.cli.connection import DEFAULT_URL, UrlOption, call, key_to_use
 from towline.cli.conversation import (
     KeyOption,
     OnBusyOption,
@@ -42,7 +41,7 @@ def create(
     With --json the document is `{entry, turn, idempotency_key}`.
     """
     said = given_text(text)
-    used_key = key or str(uuid.uuid4())
+    used_key = key_to_use(key)
     if not as_json:
         note(f"key {used_key}")
     posted = call(url, lambda client: client.post_entry(thread, said, idempotency_key=used_key, on_busy=on_busy))
@@ -83,7 +82,7 @@ def read(
 
     async def wait_and_read(client: Client) -> tuple[Turn | None, ThreadView]:
         view = await client.read_thread(thread)
-        wanted = [turn] if turn else [entry.turn for entry in view.entries if entry.role == "user"]
+        wanted = [turn] if turn is not None else [entry.turn for entry in view.entries if entry.role == "user"]
         if not wanted:
             return None, view
         found = await client.read_turn(wanted[-1], wait_s=wait_s)

@@ -1,6 +1,5 @@
 """`towline jobs`: submit a tool call to a user's machine, read, list and cancel."""
 
-import uuid
 from datetime import datetime
 from typing import Annotated, Any, Literal
 
@@ -9,7 +8,7 @@ import typer
 from msgspec import UNSET
 from rich.text import Text
 
-from towline.cli.connection import DEFAULT_URL, LimitOption, UrlOption, UserArgument, call, collect
+from towline.cli.connection import DEFAULT_URL, LimitOption, UrlOption, UserArgument, call, collect, key_to_use
 from towline.cli.terminal import (
     Exit,
     JsonFlag,
@@ -88,7 +87,7 @@ def submit(
     With --json the document has the key as a member `idempotency_key`.
     """
     arguments = parse_arguments(args, arg or [])
-    used_key = key or str(uuid.uuid4())
+    used_key = key_to_use(key)
     if not as_json:
         note(f"key {used_key}")
     job = call(
@@ -113,8 +112,8 @@ def submit(
     raise typer.Exit(exit_code(job, waited=wait > 0))
 
 
-@app.command(epilog=examples("towline jobs show 01981c2e-7b1a-7cc2-9a52-5d0d6f3d9b11 --wait 60"))
-def show(job: JobArgument, wait: WaitOption = 0.0, url: UrlOption = DEFAULT_URL, as_json: JsonFlag = False) -> None:
+@app.command(epilog=examples("towline jobs get 01981c2e-7b1a-7cc2-9a52-5d0d6f3d9b11 --wait 60"))
+def get(job: JobArgument, wait: WaitOption = 0.0, url: UrlOption = DEFAULT_URL, as_json: JsonFlag = False) -> None:
     """Show a job, if asked to after waiting for its end."""
     found = call(url, lambda client: client.read_job(job, wait_s=wait), doing=f"waiting for job {job}")
     (write_json if as_json else write_job)(found)
@@ -197,6 +196,7 @@ def write_job(job: Job) -> None:
             ("replayed", "yes: this key was accepted before" if job.replayed else None),
             ("payload", "not the same as when this key was first used" if job.payload_matches is False else None),
             ("machine", "offline; the job stays accepted until its deadline" if job.machine == "offline" else None),
+            ("mended", "yes: text that cannot be carried is U+FFFD" if outcome and outcome.mended is True else None),
             ("error", None if outcome is None or outcome.error is UNSET else _error(outcome.error)),
         ]
     )

@@ -2,14 +2,13 @@
 
 import contextlib
 import sys
-import uuid
 from typing import Annotated
 
 import msgspec
 import typer
 
 from towline.cli.answer import Answers, JsonLines, Writer
-from towline.cli.connection import DEFAULT_URL, LimitOption, UrlOption, call, collect
+from towline.cli.connection import DEFAULT_URL, LimitOption, UrlOption, call, collect, key_to_use
 from towline.cli.conversation import (
     KeyOption,
     OnBusyOption,
@@ -104,7 +103,7 @@ def say(
     Ends with 0 when it was answered, 1 when the turn failed or was cancelled, 130 after Ctrl-C.
     """
     said = given_text(text)
-    used_key = key or str(uuid.uuid4())
+    used_key = key_to_use(key)
     writer: Writer = JsonLines() if as_json else Answers(is_live=sys.stdout.isatty())
     posted: Posted | None = None
     ended: Turn | None = None

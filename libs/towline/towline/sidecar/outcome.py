@@ -85,19 +85,24 @@ def _text(message: str) -> str:
 
 def _encode(value: Any) -> tuple[bytes, bool]:
     try:
-        raw = json.dumps(value)
+        # Keys become text: of those that are written alike, such as 1 and "1", the last one counts.
+        plain = msgspec.to_builtins(value, str_keys=True)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise json.JsonProblem("$", str(error)[:200]) from error
+    try:
+        raw = json.dumps(plain)
     except json.JsonProblem:
-        return _encode_mended(value)
+        return _encode_mended(plain)
     if _SUSPECT.search(raw) or raw.count(b"[") + raw.count(b"{") > json.NESTING_MAX:
-        return _encode_mended(value)
+        return _encode_mended(plain)
     return raw, False
 
 
-def _encode_mended(value: Any) -> tuple[bytes, bool]:
+def _encode_mended(plain: Any) -> tuple[bytes, bool]:
     try:
         # The standard library keeps NaN and lone surrogates visible, so that `mend` can name or repair them.
-        text = stdlib_json.dumps(msgspec.to_builtins(value, str_keys=True))
+        text = stdlib_json.dumps(plain)
     except (TypeError, ValueError, RecursionError) as error:
         raise json.JsonProblem("$", str(error)[:200]) from error
-    plain, mended = json.mend(text)
-    return json.dumps(plain), mended
+    value, mended = json.mend(text)
+    return json.dumps(value), mended

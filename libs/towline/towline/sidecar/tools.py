@@ -5,8 +5,8 @@
         '''Names of the files in a folder.'''
 
 Owns:     the `@tool` decorator, the registry, JSON Schemas from signatures, loading of a user's module.
-Promises: arguments that reach a function have the types its signature states; a tool that cannot be described is
-          refused when the sidecar starts, not when the first job comes.
+Promises: arguments that reach a function have the types its signature states; a tool that cannot be described, or that
+          no worker takes, is refused when the sidecar starts, not when it dials or when the first job comes.
 Used by:  sidecar.lane (calls), sidecar.app (catalogue), cli.sidecar (loading).
 """
 
@@ -22,7 +22,8 @@ from typing import Any, TypeVar, overload
 
 import msgspec
 
-from towline.wire import frames
+from towline.wire import frames, json
+from towline.wire.ids import TOOL_NAME_CHARACTERS_MAX, is_tool_name
 
 # Asked before anything is marked or run; a false answer refuses the job.
 Confirm = Callable[[str, dict[str, Any]], bool | Awaitable[bool]]
@@ -48,15 +49,27 @@ class LocalTool:
     """
 
     def __init__(self, function: Callable[..., Any], hints: frames.Hints, confirm: Confirm | None) -> None:
+        """
+        Raises:
+            ToolError: its name or its signature.
+        """
         self.function = function
         self.name: str = function.__name__
+        if not is_tool_name(self.name):
+            raise ToolError(
+                f"tool {self.name!r}: a name has 1-{TOOL_NAME_CHARACTERS_MAX} characters of A-Z a-z 0-9 . _ : @ -, the"
+                " first a letter or digit"
+            )
         self.hints = hints
         self.confirm = confirm
         self.is_async = inspect.iscoroutinefunction(function)
         self.description = " ".join((inspect.getdoc(function) or "").split("\n\n")[0].split())
-        args = _args_type(self.name, function)
-        self._decoder = msgspec.json.Decoder(args)
-        self.input_schema = _schema(self.name, args)
+        try:
+            args = _args_type(self.name, function)
+            self._decoder = msgspec.json.Decoder(args)
+            self.input_schema = _schema(args)
+        except (TypeError, NameError, ValueError, RuntimeError) as error:
+            raise ToolError(f"tool {self.name!r}: its signature cannot be described: {error}") from error
 
     def read_args(self, raw: msgspec.Raw) -> dict[str, Any]:
         """Turn a job's arguments into keyword arguments, defaults filled in.
@@ -78,7 +91,7 @@ class Registry:
         """Take functions marked with `@tool`.
 
         Raises:
-            ToolError: not marked, not describable, a name given twice, or more than `frames.TOOLS_MAX`.
+            ToolError: not marked, a name given twice, or more than a frame carries.
         """
         self._tools: dict[str, LocalTool] = {}
         for function in tools:
@@ -90,6 +103,13 @@ class Registry:
             self._tools[local.name] = local
         if len(self._tools) > frames.TOOLS_MAX:
             raise ToolError(f"{len(self._tools)} tools, at most {frames.TOOLS_MAX} fit")
+        sizes = {entry.name: _announced_bytes(entry) for entry in self.catalogue()}
+        if sum(sizes.values()) > frames.CATALOGUE_BYTES_MAX:
+            largest = max(sizes, key=sizes.__getitem__)
+            raise ToolError(
+                f"descriptions and schemas have {sum(sizes.values())} bytes, at most {frames.CATALOGUE_BYTES_MAX} fit;"
+                f" the largest are those of tool {largest!r}, {sizes[largest]} bytes"
+            )
 
     def get(self, name: str) -> LocalTool | None:
         """The tool of that name."""
@@ -176,30 +196,34 @@ def _import_file(path: Path) -> ModuleType:
 
 def _args_type(name: str, function: Callable[..., Any]) -> type[msgspec.Struct]:
     """A struct with a field for each parameter."""
-    try:
-        hints = typing.get_type_hints(function, include_extras=True)
-        fields: list[tuple[str, Any] | tuple[str, Any, Any]] = []
-        for parameter in inspect.signature(function).parameters.values():
-            if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
-                raise ToolError(f"tool {name!r}: parameter {str(parameter)!r} cannot be passed by name")
-            kind = hints.get(parameter.name, Any)
-            if parameter.default is parameter.empty:
-                fields.append((parameter.name, kind))
-            else:
-                fields.append((parameter.name, kind, parameter.default))
-        return msgspec.defstruct(f"{name}_args", fields, kw_only=True, forbid_unknown_fields=True)
-    except (TypeError, NameError, ValueError) as error:
-        raise ToolError(f"tool {name!r}: its signature cannot be described: {error}") from error
+    hints = typing.get_type_hints(function, include_extras=True)
+    fields: list[tuple[str, Any] | tuple[str, Any, Any]] = []
+    for parameter in inspect.signature(function).parameters.values():
+        if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
+            raise ToolError(f"tool {name!r}: parameter {str(parameter)!r} cannot be passed by name")
+        kind = hints.get(parameter.name, Any)
+        if parameter.default is parameter.empty:
+            fields.append((parameter.name, kind))
+        else:
+            fields.append((parameter.name, kind, parameter.default))
+    return msgspec.defstruct(f"{name}_args", fields, kw_only=True, forbid_unknown_fields=True)
 
 
-def _schema(name: str, args: type[msgspec.Struct]) -> dict[str, Any]:
+def _schema(args: type[msgspec.Struct]) -> dict[str, Any]:
     """JSON Schema of the arguments, the struct itself inlined."""
-    try:
-        _, definitions = msgspec.json.schema_components([args], ref_template="#/$defs/{name}")
-    except TypeError as error:
-        raise ToolError(f"tool {name!r}: its signature cannot be described: {error}") from error
-    schema: dict[str, Any] = definitions.pop(args.__name__)
+    (reference,), definitions = msgspec.json.schema_components([args], ref_template="#/$defs/{name}")
+    # Not under the struct's own name, if a type of the signature has the same one.
+    schema: dict[str, Any] = definitions.pop(reference["$ref"].removeprefix("#/$defs/"))
     del schema["title"]
     if definitions:
         schema["$defs"] = definitions
     return schema
+
+
+def _announced_bytes(entry: frames.Tool) -> int:
+    """How much of a frame a tool takes. Raises: ToolError, if no worker would take it."""
+    try:
+        raw, _ = json.check_raw(json.dumps({"tools": [entry]}))
+    except json.JsonProblem as problem:
+        raise ToolError(f"tool {entry.name!r} cannot be announced: {problem}") from problem
+    return len(raw)

@@ -253,4 +253,5 @@ class Work:
             outcome=outcome.outcome,
             code=outcome.error.code if outcome.error else "",
             seconds=round(time.monotonic() - self._began, 3),
+            traceparent=self.frame.traceparent,
         )

@@ -13,7 +13,7 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from towline.wire.frames import Failure, Tool
-from towline.wire.ids import ID_PATTERN
+from towline.wire.ids import ID_PATTERN, TOOL_NAME_CHARACTERS_MAX
 
 TIMEOUT_S_MAX = 600
 # The journal on the machine keeps an outcome for this long and a day (protocol rule 8): it cannot be longer.
@@ -21,7 +21,6 @@ DEADLINE_S_MAX = 86_400
 WAIT_S_MAX = 300
 PAGE_ITEMS_DEFAULT = 50
 PAGE_ITEMS_MAX = 200
-TOOL_NAME_CHARACTERS_MAX = 128
 USERS_MAX = 1000
 
 JobState = Literal["queued", "processing", "completed", "failed", "unknown", "expired", "cancelled"]
@@ -32,7 +31,7 @@ Scope = Literal["jobs", "runs", "threads", "admin"]
 
 Timestamp = Annotated[str, Meta(extra_json_schema={"format": "date-time"})]
 UserName = Annotated[str, Meta(pattern=rf"^{ID_PATTERN}$(?!\n)")]
-# The two alternatives of an outcome. The gateway passes its stored bytes through unread: a replay is the same bytes.
+# `Outcome`, with its two alternatives. The gateway passes its stored bytes through unread: a replay is the same bytes.
 OutcomeJson = Annotated[
     msgspec.Raw,
     Meta(
@@ -49,6 +48,10 @@ OutcomeJson = Annotated[
                         "message": {"type": "string"},
                         "retryable": {"type": "boolean"},
                     },
+                },
+                "mended": {
+                    "type": "boolean",
+                    "description": "True where text in it could not be carried, and is U+FFFD now; else absent.",
                 },
             },
         }
@@ -108,10 +111,15 @@ class Job(msgspec.Struct, frozen=True):
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """How a job ended; decode it from `Job.outcome`. A `result` may be null, which is not the same as none."""
+    """How a job ended; decode it from `Job.outcome`. A `result` may be null, which is not the same as none.
+
+    Attributes:
+        mended: true where text in it could not be carried, and is U+FFFD now; else absent.
+    """
 
     result: Any = UNSET
     error: Failure | UnsetType = UNSET
+    mended: bool | UnsetType = UNSET
 
 
 class Page(msgspec.Struct, Generic[Item], frozen=True):

@@ -16,9 +16,11 @@ from towline.wire import json
 PATH = "/v1/bridge"
 SUBPROTOCOL = "towline.v1"
 
-# Largest frame either side accepts: one result of 1 MiB and its envelope.
-FRAME_BYTES_MAX = 1024 * 1024 + 64 * 1024
 RESULT_BYTES_MAX = 1024 * 1024
+# Of all tools together, as `hello` and `tools` carry them.
+CATALOGUE_BYTES_MAX = 1024 * 1024
+# Largest frame either side accepts: one result or catalogue, and its envelope.
+FRAME_BYTES_MAX = 1024 * 1024 + 64 * 1024
 ARGS_BYTES_MAX = 256 * 1024
 TOOLS_MAX = 256
 CLOSE_REASON_BYTES_MAX = 123  # RFC 6455: a control frame has 125 bytes, two of them for the code
@@ -272,7 +274,8 @@ def _decode_mended(decoder: msgspec.json.Decoder[Any], text: str) -> Any:
 def _unusable_result(text: str, problem: json.JsonProblem) -> JobResult | None:
     """A result that cannot be carried (NaN, a huge number, endless nesting) fails its job, not the socket."""
     try:
-        value = stdlib_json.loads(_without_depths(text), parse_constant=lambda _: None)
+        # Without its numbers: one of them may be what nobody can read.
+        value = stdlib_json.loads(_without_depths(text), parse_constant=_nothing, parse_int=_nothing)
     except ValueError:
         return None
     if not isinstance(value, dict) or value.get("type") != "job_result":
@@ -282,6 +285,10 @@ def _unusable_result(text: str, problem: json.JsonProblem) -> JobResult | None:
         return None
     failure = Failure("result-unusable", f"the tool's result cannot be carried: {problem}")
     return JobResult(outcome="failed", id=id_, job=job, error=failure, lane_busy=value.get("lane_busy") is True)
+
+
+def _nothing(_number: str) -> None:
+    return None
 
 
 def _without_depths(text: str) -> str:

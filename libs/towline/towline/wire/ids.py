@@ -7,6 +7,7 @@ ID_PATTERN = "[A-Za-z0-9][A-Za-z0-9._:@-]{0,199}"
 _ID = re.compile(ID_PATTERN)
 _TRACEPARENT = re.compile(r"[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
 KEY_CHARACTERS_MAX = 255
+TOOL_NAME_CHARACTERS_MAX = 128
 
 
 def is_id(text: str) -> bool:
@@ -15,6 +16,11 @@ def is_id(text: str) -> bool:
     1-200 characters of `A-Z a-z 0-9 . _ : @ -`, the first a letter or digit.
     """
     return _ID.fullmatch(text) is not None
+
+
+def is_tool_name(text: str) -> bool:
+    """Whether a machine's tool may be called `text`: an id of at most 128 characters."""
+    return len(text) <= TOOL_NAME_CHARACTERS_MAX and is_id(text)
 
 
 def is_traceparent(text: str) -> bool:

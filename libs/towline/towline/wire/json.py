@@ -7,7 +7,7 @@ machine, model or upstream sends goes through `mend`, which repairs text instead
 
 import json
 import re
-from typing import Any, NoReturn
+from typing import Any
 
 import msgspec
 
@@ -25,7 +25,7 @@ class JsonProblem(ValueError):
     """What is wrong with a document, and where.
 
     Attributes:
-        place: a path such as `$.args.rows[3]`, or `$` when the text could not be parsed at all.
+        place: a path such as `$.args.rows[3]`, or `$` when the text is no JSON at all.
         reason: one readable clause.
     """
 
@@ -35,8 +35,16 @@ class JsonProblem(ValueError):
         self.reason = reason
 
 
-class _Duplicate(ValueError):
-    """A member that stands twice in one object."""
+class _Refused(float):
+    """What the parser must not take, kept in its place as a NaN: whoever checks numbers finds it there."""
+
+    __slots__ = ("reason",)
+    reason: str
+
+    def __new__(cls, reason: str) -> "_Refused":
+        refused = super().__new__(cls, "nan")
+        refused.reason = reason
+        return refused
 
 
 def loads(data: bytes | str) -> Any:
@@ -91,22 +99,32 @@ def mend(data: bytes | str) -> tuple[Any, bool]:
 def _parse(data: bytes | str, *, strict: bool) -> Any:
     try:
         text = data.decode() if isinstance(data, bytes) else data
-        return json.loads(text, parse_constant=_refuse_constant, object_pairs_hook=_unique if strict else None)
+        hooks = _STRICT if strict else _LENIENT
+        try:
+            return json.loads(text, **hooks)
+        except json.JSONDecodeError:
+            raise
+        except ValueError:
+            # CPython refuses integers of more than 4300 digits and does not say where: once more, slower.
+            return json.loads(text, **hooks, parse_int=_integer)
     except UnicodeDecodeError as error:
         raise JsonProblem("$", f"invalid UTF-8 in byte {error.start}") from error
     except json.JSONDecodeError as error:
         raise JsonProblem("$", f"not JSON: {error.msg} (line {error.lineno}, column {error.colno})") from error
-    except _Duplicate as error:
-        raise JsonProblem("$", f"duplicate member {str(error)!r}") from error
     except RecursionError as error:
         raise JsonProblem("$", f"nested deeper than {NESTING_MAX}") from error
-    except ValueError as error:
-        # CPython refuses integers of more than 4300 digits with a plain ValueError.
-        raise JsonProblem("$", str(error) if "constant" in str(error) else "a number is too large") from error
 
 
-def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"the constant {name} is not JSON")
+_CONSTANTS = {name: _Refused(f"the constant {name} is not JSON") for name in ("NaN", "Infinity", "-Infinity")}
+_DUPLICATE = _Refused("duplicate member")
+_ENDLESS = _Refused("a number is too large")
+
+
+def _integer(digits: str) -> float:
+    try:
+        return int(digits)
+    except ValueError:
+        return _ENDLESS
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -115,9 +133,13 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         seen: set[str] = set()
         for name, _ in pairs:
             if name in seen:
-                raise _Duplicate(name)
+                members[name] = _DUPLICATE
             seen.add(name)
     return members
+
+
+_LENIENT: dict[str, Any] = {"parse_constant": _CONSTANTS.__getitem__}
+_STRICT: dict[str, Any] = {**_LENIENT, "object_pairs_hook": _unique}
 
 
 def _text_problem(text: str) -> str | None:
@@ -133,8 +155,10 @@ def _text_problem(text: str) -> str | None:
 def _number_problem(number: float) -> str | None:
     if isinstance(number, int):
         return None if INTEGER_MIN <= number <= INTEGER_MAX else "integer beyond 64 bit"
+    if number - number == 0:
+        return None
     # Overflowing literals such as 1e999 parse as infinity.
-    return None if number - number == 0 else "a number is too large"
+    return number.reason if isinstance(number, _Refused) else "a number is too large"
 
 
 def _check(root: Any) -> None:

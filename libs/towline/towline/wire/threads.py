@@ -10,8 +10,9 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from towline.wire.api import TOOL_NAME_CHARACTERS_MAX, Timestamp, UserName
+from towline.wire.api import Timestamp, UserName
 from towline.wire.frames import TOOLS_MAX
+from towline.wire.ids import TOOL_NAME_CHARACTERS_MAX
 from towline.wire.runs import StreamEvent
 
 # What a turn may take in all. `common.turns` has the numbers that derive from a cap; a test holds both together.

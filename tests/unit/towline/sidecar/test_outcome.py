@@ -2,12 +2,13 @@
 
 import dataclasses
 import datetime
+import enum
 import json as stdlib_json
 from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from towline.sidecar.outcome import MESSAGE_CHARACTERS_MAX, JobOutcome, completed, failed, raised, unknown
@@ -15,7 +16,9 @@ from towline.wire import frames, json
 
 values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(st.characters()),
-    lambda children: st.lists(children, max_size=5) | st.dictionaries(st.text(max_size=5), children, max_size=5),
+    lambda children: (
+        st.lists(children, max_size=5) | st.dictionaries(st.text(max_size=5) | st.integers(0, 9), children, max_size=5)
+    ),
     max_leaves=20,
 )
 
@@ -27,13 +30,14 @@ class Page:
 
 
 @given(values)
+@example({1: "a", "1": "b"})
 def test_whatever_is_returned_the_outcome_can_be_read_strictly(value: Any) -> None:
     """Either by every peer as JSON of our rules, or as a failure with a name."""
     outcome = completed(value)
     if outcome.outcome == "completed":
         read = json.loads(bytes(outcome.result))
         if not outcome.mended:
-            assert read == stdlib_json.loads(stdlib_json.dumps(value))
+            assert read == stdlib_json.loads(stdlib_json.dumps(value))  # of which the last of duplicates counts
     else:
         assert outcome.error is not None
         assert outcome.error.code == "result-unusable"
@@ -69,6 +73,25 @@ def test_structs_and_dataclasses_and_large_integers_are_carried() -> None:
     at = datetime.datetime(2026, 1, 2, tzinfo=datetime.UTC)
     assert json.loads(bytes(completed(Page("t", at)).result)) == {"title": "t", "at": "2026-01-02T00:00:00Z"}
     assert json.loads(bytes(completed([2**64 - 1, -(2**63)]).result)) == [2**64 - 1, -(2**63)]
+
+
+class Colour(enum.StrEnum):
+    RED = "red"
+
+
+@pytest.mark.parametrize(
+    ("value", "carried"),
+    [
+        ({1: "a", "1": "b"}, {"1": "b"}),
+        ({"1": "a", 1: "b", 1.5: "c"}, {"1": "b", "1.5": "c"}),
+        ([{"deep": {Colour.RED: 1, 2: 2, "2": 3}}], [{"deep": {"red": 1, "2": 3}}]),
+        ({1: "a\x00", "1": "b"}, {"1": "b"}),
+    ],
+)
+def test_of_keys_that_are_written_alike_the_last_one_counts(value: Any, carried: Any) -> None:
+    """Two members of one name would be refused by the next strict reader."""
+    outcome = completed(value)
+    assert (json.loads(bytes(outcome.result)), outcome.mended) == (carried, False)
 
 
 @pytest.mark.parametrize("text", ["a\x00b", "\ud800", {"\udfff": 1}])

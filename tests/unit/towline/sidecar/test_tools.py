@@ -18,6 +18,10 @@ class Point(msgspec.Struct):
     y: int = 0
 
 
+class Shift(msgspec.Struct):
+    x: int
+
+
 @tool
 async def everything(
     text: str,
@@ -96,10 +100,68 @@ def test_signatures_that_cannot_be_described_are_refused_by_name() -> None:
     def with_stars(**values: int) -> None: ...
     def by_position(a: int, /) -> None: ...
     def strange(a: "no_such_type") -> None: ...  # type: ignore[name-defined]  # noqa: F821
+    def ambiguous(a: Point | Shift) -> None: ...
+    def senseless(a: Annotated[int, msgspec.Meta(min_length=1)]) -> None: ...
+    def mangled(__a: int) -> None: ...
 
-    for function in (with_star, with_stars, by_position, strange):
+    for function in (with_star, with_stars, by_position, strange, ambiguous, senseless, mangled):
         with pytest.raises(ToolError, match=function.__name__):
             tool(function)
+
+
+def test_a_type_may_be_called_as_the_arguments_are() -> None:
+    """Both are one schema's definitions then, and told apart by their modules."""
+
+    class move_args(msgspec.Struct):  # noqa: N801
+        x: int
+
+    def move(to: move_args) -> None: ...
+
+    move.__annotations__ = {"to": move_args}
+    (entry,) = Registry([tool(move)]).catalogue()
+    jsonschema.Draft202012Validator(entry.input_schema).validate({"to": {"x": 1}})
+    assert not jsonschema.Draft202012Validator(entry.input_schema).is_valid({"x": 1})
+
+
+@pytest.mark.parametrize("name", ["_private", "größe", "<lambda>", "t" * 129])
+def test_a_name_that_no_worker_takes_is_refused(name: str) -> None:
+    """Else the worker would close the socket for good (4501), and the machine stay off."""
+
+    def named() -> None: ...
+
+    named.__name__ = name
+    with pytest.raises(ToolError, match=f"tool '{name}': a name has 1-128 characters of A-Z"):
+        tool(named)
+
+
+@pytest.mark.parametrize(
+    ("default", "reason"), [(2**70, r"integer beyond 64 bit at \$\.tools\[0\]\."), ("\ud800", "cannot be encoded")]
+)
+def test_a_tool_that_cannot_be_carried_is_refused_by_name(default: Any, reason: str) -> None:
+    """A schema has the defaults in it, and they are JSON like all else."""
+
+    def odd(value: Any = default) -> None: ...
+
+    with pytest.raises(ToolError, match=f"'odd' cannot be announced: {reason}"):
+        Registry([tool(odd)])
+
+
+def test_a_catalogue_larger_than_a_frame_is_refused_and_names_the_largest_tool() -> None:
+    """Else every hello would be cut off (1009), and dialled again for ever. What just fits does fit."""
+
+    def long() -> None: ...
+
+    def described(size: int) -> Registry:
+        long.__doc__ = "x" * size
+        return Registry([everything, tool(long)])
+
+    fits = frames.CATALOGUE_BYTES_MAX - 2_000
+    longest_hello = frames.Hello(
+        "m" * 200, "j" * 200, "n" * 255, "v" * 40, described(fits).catalogue(), ["j" * 36] * 64
+    )
+    assert len(frames.encode(longest_hello)) <= frames.FRAME_BYTES_MAX
+    with pytest.raises(ToolError, match="at most 1048576 fit; the largest are those of tool 'long', "):
+        described(frames.CATALOGUE_BYTES_MAX)
 
 
 def test_a_registry_takes_marked_functions_once() -> None:

@@ -110,7 +110,9 @@ def test_a_result_with_a_lone_surrogate_in_the_text_is_mended_and_says_so() -> N
     assert (bytes(frame.result), frame.mended, frame.outcome) == ('{"a":"\ufffd"}'.encode(), True, "completed")
 
 
-@pytest.mark.parametrize("result", ["NaN", '{"a": [1, -Infinity]}', '{"a": "\ud800", "b": 1e999}'])
+@pytest.mark.parametrize(
+    "result", ["NaN", '{"a": [1, -Infinity]}', '{"a": "\ud800", "b": 1e999}', f"[NaN, {'9' * 5000}]"]
+)
 def test_a_result_that_cannot_be_carried_fails_its_job_and_not_the_socket(result: str) -> None:
     """It becomes a named failure of the same frame or job."""
     frame = decode_result(result_text(result, job="j", lane_busy=True))

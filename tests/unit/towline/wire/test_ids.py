@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from towline.wire.ids import KEY_CHARACTERS_MAX, is_id, is_traceparent, parse_idempotency_key
+from towline.wire.ids import KEY_CHARACTERS_MAX, is_id, is_tool_name, is_traceparent, parse_idempotency_key
 
 
 @pytest.mark.parametrize("text", ["a", "0", "ada@example.org", "A.b_c:d@e-f", "x" * 200])
@@ -17,6 +17,13 @@ def test_ids(text: str) -> None:
 def test_not_ids(text: str) -> None:
     """Nothing that means something in a key, a path or a log line, and no trailing newline."""
     assert not is_id(text)
+
+
+def test_names_of_tools() -> None:
+    """Ids, and shorter: so that whatever a machine announces can be called."""
+    assert is_tool_name("x" * 128)
+    assert not is_tool_name("x" * 129)
+    assert not is_tool_name("_x")
 
 
 TRACE, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"

@@ -35,6 +35,7 @@ def new_job(
     timeout_s: float = 120,
     deadline_s: float = 300,
     on_machine_change: str = "unknown",
+    traceparent: str = "",
 ) -> NewJob:
     """A job as the door hands it in; a fresh key unless one is given."""
     job = JobId(new_id())
@@ -50,7 +51,7 @@ def new_job(
         deadline_s=deadline_s,
         hinted=hinted,
         on_machine_change=on_machine_change,
-        traceparent="",
+        traceparent=traceparent,
     )
 
 
@@ -61,10 +62,10 @@ async def accepted(requests: Requests, user: UserId, **members: Any) -> Record:
     return answer.record
 
 
-async def queued(requests: Requests, jobs: Jobs, user: UserId, **members: Any) -> Record:
+async def queued(requests: Requests, jobs: Jobs, user: UserId, *, args: str = "{}", **members: Any) -> Record:
     """The record of a fresh job that is in the user's stream too."""
-    record = await accepted(requests, user, **members)
-    assert await jobs.enqueue(record, None)
+    record = await accepted(requests, user, args=args, **members)
+    assert await jobs.enqueue(record, args, None)
     return record
 
 

@@ -73,20 +73,19 @@ class JobRoutes:
                 raise refusal
         else:
             record, inserted = await self._requests.accept(asked.new_job(hinted=hinted))
-        asked = asked.without_args()
         if not inserted:
-            record = _without_args(record)
+            asked = asked.without_args()
             return await self._answer_known(request, asked, record, online=online)
         logger.info("job_accepted", user=user, job=record.job, tool=record.name, traceparent=asked.traceparent)
-        if not asked.wait_s:
-            await self._enqueue(record, waits=False)
-            return _answer(record, wait_s=asked.wait_s)
+        if not (wait_s := asked.wait_s):
+            await self._enqueue(record, asked, waits=False)
+            return _answer(record, wait_s=wait_s)
         waiter = self._waiters.add(record.job, user, online=online)
         try:
-            if not await self._enqueue(record, waits=True):
+            if not await self._enqueue(record, asked, waits=True):
                 record = await self._read_again(record)
-            record = _without_args(record)
-            return await self._answer_when_ended(request, record, waiter, asked.wait_s)
+            asked = asked.without_args()
+            return await self._answer_when_ended(request, record, waiter, wait_s)
         finally:
             self._waiters.remove(waiter)
 
@@ -129,10 +128,11 @@ class JobRoutes:
             return ""
         return "h" if hints[asked.body.name].repeatable else "u"
 
-    async def _enqueue(self, record: Record, *, waits: bool) -> bool:
+    async def _enqueue(self, record: Record, asked: Submission, *, waits: bool) -> bool:
         """Put the job before its machine; False when it has ended already. A failure is no refusal: it is accepted."""
         try:
-            return await self._jobs.enqueue(record, self._waiters.gateway if waits else None)
+            gateway = self._waiters.gateway if waits else None
+            return await self._jobs.enqueue(record, asked.args.decode(), gateway)
         except StoreUnavailable as error:
             logger.warning("job_left_to_sweeper", job=record.job, problem=str(error))
             return True
@@ -185,7 +185,7 @@ class JobRoutes:
     async def _read_again(self, record: Record) -> Record:
         """The record as it is now; as it was when Postgres does not answer (it exists, so nothing is refused)."""
         try:
-            return _without_args((await self._requests.read([record.job])).get(record.job, record))
+            return (await self._requests.read([record.job])).get(record.job, record)
         except StoreUnavailable as error:
             logger.warning("record_unread", job=record.job, problem=str(error))
             return record
@@ -238,11 +238,7 @@ class JobRoutes:
         record = (await self._requests.read([job])).get(job) if is_uuid(job) else None
         if record is None or not key.reaches(record.user):
             raise problems.not_found("job")
-        return _without_args(record)
-
-
-def _without_args(record: Record) -> Record:
-    return msgspec.structs.replace(record, args="")
+        return record
 
 
 def view(record: Record, *, replayed: bool = False, matches: bool = True, machine_gone: bool = False) -> Job:

@@ -69,7 +69,7 @@ class Dispatch:
         self._spawn = spawn
         self._place_freed = place_freed
         self._job_of_frame: dict[str, JobId] = {}
-        self._sent: dict[JobId, tuple[str, float]] = {}  # frame id, when (monotonic)
+        self._sent: dict[JobId, tuple[str, float, str]] = {}  # frame id, when (monotonic), traceparent
         self._taken_at: dict[JobId, float] = {}
         self._durable: list[JobId] = []
         self._cancelled: set[JobId] = set()  # what the machine was asked to stop, or will be once it is welcomed
@@ -114,18 +114,28 @@ class Dispatch:
         ended = await _persist(
             lambda: self._requests.give_up([entry.job], m.machine, m.journal), "give_up_waits", entry.job
         )
-        record = ended.get(entry.job)
-        self.window.refused(entry.job, parked=record is None)
+        finished = ended.get(entry.job)
+        self.window.refused(entry.job, parked=finished is None)
         self._taken_at.pop(entry.job, None)
-        if record is not None:
-            logger.info("job_not_started", user=m.user, job=entry.job, state=record.state)
+        if finished is not None:
+            record, is_ours = finished
+            if is_ours:
+                self._metrics.jobs_total[record.state].inc()
+            logger.info(
+                "job_not_started",
+                user=m.user,
+                job=entry.job,
+                state=record.state,
+                attempts=record.attempts,
+                traceparent=entry.traceparent,
+            )
             self._outcomes.settle(record, Ending(entry.job, _nothing, self._settled))
         self._freed()
 
     def _send_job(self, entry: Entry, *, attempt: int) -> None:
         frame_id, now = new_id(), time.monotonic()
         self._job_of_frame[frame_id] = entry.job
-        self._sent[entry.job] = (frame_id, now)
+        self._sent[entry.job] = (frame_id, now, entry.traceparent)
         self._metrics.job_seconds["deliver"].observe(now - self._taken_at.pop(entry.job, now))
         self._send(
             frames.Job(
@@ -159,7 +169,8 @@ class Dispatch:
         lane_returned = self.window.lane_busy == job and not frame.lane_busy
         first = self.window.result(job, lane_busy=frame.lane_busy)
         if first or (frame.job and not lane_returned):
-            self._outcomes.finish(user, frame, Ending(job, self._kept, self._settled))
+            traceparent = sent[2] if sent else ""
+            self._outcomes.finish(user, frame, Ending(job, self._kept, self._settled, traceparent))
         self._freed()
 
     def cancel(self, job: JobId) -> None:

@@ -30,6 +30,7 @@ class Ending(NamedTuple):
     job: JobId
     durable: Callable[[JobId], None]  # the outcome is in Postgres: the journal may let go
     settled: Callable[[JobId], None]  # nothing of the job is left in Redis (or the outcome was let go)
+    traceparent: str = ""  # of the submission; "": it gave none, or an older session delivered the job
 
 
 class Outcomes:
@@ -42,6 +43,8 @@ class Outcomes:
         self._bytes_max = bytes_max
         self._bytes = 0
         self._tasks: set[asyncio.Task[None]] = set()
+        # Looked at when it is asked for: while nothing can be written, no task ends and tells.
+        metrics.queue_depth["outcomes"].set_function(lambda: len(self._tasks))
 
     def finish(self, user: UserId, result: frames.JobResult, ending: Ending) -> None:
         """Take a machine's outcome; it is written and settled in the background, whatever becomes of the socket."""
@@ -63,7 +66,6 @@ class Outcomes:
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
-        self._metrics.queue_depth["outcomes"].set(len(self._tasks))
         if not task.cancelled() and (error := task.exception()):
             logger.error("outcome_failed", exc_info=error)
 
@@ -87,7 +89,16 @@ class Outcomes:
             return
         ending.durable(ending.job)
         if finished.won:
-            self._metrics.jobs_total[finished.record.state].inc()
+            record = finished.record
+            self._metrics.jobs_total[record.state].inc()
+            logger.info(
+                "job_ended",
+                user=record.user,
+                job=record.job,
+                state=record.state,
+                attempts=record.attempts,
+                traceparent=ending.traceparent,
+            )
         else:
             logger.info("outcome_late", user=finish.user, job=finish.job, state=finished.record.state)
         await self._settle(finished.record, ending)

@@ -82,9 +82,14 @@ class Sweeper:
             ended = await self._requests.expire(limit=PAGE)
             for record in ended:
                 self._metrics.jobs_total[record.state].inc()
-                logger.debug("deadline_passed", user=record.user, job=record.job, state=record.state)
-            if ended:
-                logger.info("deadlines_passed", count=len(ended))
+                logger.info(
+                    "job_ended",
+                    user=record.user,
+                    job=record.job,
+                    state=record.state,
+                    attempts=record.attempts,
+                    traceparent=record.traceparent,
+                )
             await asyncio.gather(*(self._settle(record) for record in ended))
             if len(ended) < PAGE:
                 return
@@ -92,15 +97,16 @@ class Sweeper:
     async def _requeue(self, *, younger_than_s: float) -> None:
         after: JobId | None = None
         while True:
-            records = await self._requests.open(
+            found = await self._requests.open(
                 older_than_s=YOUNG_FROM_S, younger_than_s=younger_than_s, after=after, limit=PAGE
             )
-            if not records:
+            if not found:
                 return
-            if missing := await self._jobs.enqueue_many(records):
-                self._metrics.redeliveries_total["requeued"].inc(missing)
-                logger.info("jobs_requeued", count=missing)
-            after = records[-1].job
+            after = found[-1].job
+            missing = await self._requests.read_open(await self._jobs.missing(found))
+            if requeued := missing and await self._jobs.enqueue_many(missing):
+                self._metrics.redeliveries_total["requeued"].inc(requeued)
+                logger.info("jobs_requeued", count=requeued)
 
     async def _settle_ended(self, *, younger_than_s: float) -> None:
         after: End | None = None

@@ -157,7 +157,7 @@ class ToolCalls:
         record = _matching(accepted.record, new)
         if accepted.inserted:
             logger.info("tool_called", turn=turn.turn, step=step, user=user, job=record.job, tool=name)
-        return await self._outcome(record, is_new=accepted.inserted)
+        return await self._outcome(record, new.args if accepted.inserted else None)
 
     async def _accept(self, turn: Turn, asked: NewJob) -> Accepted:
         """Have a job accepted. What was sent to Postgres is not taken back by leaving here: `cancel` waits for it."""
@@ -172,17 +172,18 @@ class ToolCalls:
 
     async def _find(self, new: NewJob) -> Outcome | None:
         known = await insist("find", lambda: self._requests.find(new.scope, new.key))
-        return None if known is None else await self._outcome(_matching(known, new), is_new=False)
+        return None if known is None else await self._outcome(_matching(known, new), None)
 
-    async def _outcome(self, record: Record, *, is_new: bool) -> Outcome:
+    async def _outcome(self, record: Record, new_args: str | None) -> Outcome:
+        """Wait for a job to end. `new_args`: of one that is not before its machine yet."""
         online = True
         while not record.terminal:
             # Register first, read the record second (rule 15); enqueuing a new job registers too.
             waiter = self._waiters.add(record.job, record.user, online=online)
             try:
-                if not is_new or not await self._enqueue(record):
+                if new_args is None or not await self._enqueue(record, new_args):
                     record = await self._join(record)
-                is_new = False
+                new_args = None
                 told = record if record.terminal else await waiter.wait(WAIT_S)
             finally:
                 self._waiters.remove(waiter)
@@ -198,9 +199,9 @@ class ToolCalls:
         assert record.outcome is not None
         return Outcome(record.state, record.outcome)
 
-    async def _enqueue(self, record: Record) -> bool:
+    async def _enqueue(self, record: Record, args: str) -> bool:
         try:
-            return await self._jobs.enqueue(record, self._waiters.gateway)
+            return await self._jobs.enqueue(record, args, self._waiters.gateway)
         except StoreUnavailable as error:
             logger.warning("job_left_to_sweeper", job=record.job, problem=str(error))
             return True

@@ -127,7 +127,7 @@ async def test_queues_show_what_is_open_and_who_holds_it(database: dict[str, str
         records = []
         for user in ("alice", "alice", "alice", "bob", "carol"):
             records.append((await requests.accept(new_job(UserId(user)))).record)
-            await jobs.enqueue(records[-1], None)
+            await jobs.enqueue(records[-1], "{}", None)
         cancelled = await requests.cancel(records[-1].job, UserId("carol"))
         assert cancelled is not None
         await jobs.settle(cancelled)

@@ -15,7 +15,7 @@ from common.ids import GatewayId, JobId, UserId
 from common.store import keys
 from common.store.jobs import Jobs, terminal_text
 from common.store.presence import leave, state_of
-from common.store.records import End
+from common.store.records import End, Open
 from common.store.redis import Redis, open_redis
 from common.store.requests import Requests
 from harness.faults import TcpProxy
@@ -47,7 +47,7 @@ async def test_ask_tells_presence_tool_and_room(
     seen = await jobs.ask(user, "echo")
     assert (seen.presence, seen.hint, seen.entries, seen.bytes, seen.has_room) == ({}, "", 0, 0, True)
     await Holder(redis_store, user, epoch=7).serve(free=0)
-    record = await queued(requests, jobs, user, args='{"a":1}')
+    await queued(requests, jobs, user, args='{"a":1}')
     seen = await jobs.ask(user, "echo")
     assert seen.presence == {
         "state": "online",
@@ -61,7 +61,7 @@ async def test_ask_tells_presence_tool_and_room(
         "call": seen.presence["call"],
     }
     assert (seen.hint, seen.entries) == ("h", 1)
-    assert seen.bytes > len(record.args)
+    assert seen.bytes > len('{"a":1}')
     assert (await jobs.ask(user, "fill_form")).hint == "u"
     assert (await jobs.ask(user, "nonsense")).hint == ""
 
@@ -94,8 +94,8 @@ async def test_a_young_redis_does_not_say_offline(jobs: Jobs, user: UserId, redi
 async def test_enqueue_is_idempotent_per_job(jobs: Jobs, requests: Requests, user: UserId, held: UserKeys) -> None:
     """Also for twenty at once, and for the sweeper afterwards."""
     record = await accepted(requests, user)
-    assert all(await asyncio.gather(*(jobs.enqueue(record, GATEWAY) for _ in range(20))))
-    assert await jobs.enqueue_many([record, record]) == 0
+    assert all(await asyncio.gather(*(jobs.enqueue(record, "{}", GATEWAY) for _ in range(20))))
+    assert await jobs.enqueue_many([(record, "{}"), (record, "{}")]) == 0
     assert await held.entries() == [record.job]
     index = await held.index()
     assert index.keys() == {record.job, "bytes"}
@@ -108,8 +108,11 @@ async def test_the_sweeper_puts_back_what_is_missing(
 ) -> None:
     """And says how many were."""
     records = [await accepted(requests, user) for _ in range(3)]
-    assert await jobs.enqueue(records[1], None)
-    assert await jobs.enqueue_many(records) == 2
+    assert await jobs.enqueue(records[1], "{}", None)
+    missing = await jobs.missing([Open(record.job, record.user) for record in records])
+    assert missing == [records[0].job, records[2].job]
+    assert await jobs.missing([]) == []
+    assert await jobs.enqueue_many([(record, "{}") for record in records]) == 2
     assert sorted(await held.entries()) == sorted(record.job for record in records)
 
 
@@ -117,7 +120,7 @@ async def test_what_has_ended_is_not_enqueued(jobs: Jobs, requests: Requests, us
     """The caller is told to read the record; a waiter stays registered for whoever settles again."""
     record = await accepted(requests, user)
     await jobs.settle(await finished(requests, record))
-    assert not await jobs.enqueue(record, GATEWAY)
+    assert not await jobs.enqueue(record, "{}", GATEWAY)
     assert await held.exist() == set()
 
 
@@ -152,7 +155,7 @@ async def test_a_note_goes_to_the_worker_that_presence_names(
     assert await notes(redis_client, keys.control(WORKER)) == []
     await Holder(redis_store, user, epoch=1).serve()
     record = await queued(requests, jobs, user)
-    await jobs.enqueue(record, None)
+    await jobs.enqueue(record, "{}", None)
     assert await notes(redis_client, keys.control(WORKER)) == [{"note": "work", "user": user}]
     assert 0 < await redis_client.ttl(keys.control(WORKER)) <= keys.STREAM_TTL_S
 
@@ -412,7 +415,8 @@ async def test_an_entry_that_cannot_be_read_is_told_and_then_removed(
     index = await held.index()
     assert spoilt.job not in index
     assert int(index["bytes"]) == sum(int(index[record.job].split(" ")[1]) for record in (before, after))
-    assert await jobs.enqueue_many([before, spoilt, after]) == 1  # an open job is put back by the sweeper
+    # An open job is put back by the sweeper.
+    assert await jobs.enqueue_many([(record, "{}") for record in (before, spoilt, after)]) == 1
     assert names(await holder.take()) == [spoilt.job]
 
 
@@ -433,10 +437,11 @@ async def test_the_sweeper_passes_over_a_user_whose_keys_are_broken(
     records = [await accepted(requests, one) for one in (broken, user, broken)]
     for key in (keys.jobs(broken), keys.jobs_index(broken)):
         await held.client.set(key, "none of ours")
-    assert await jobs.enqueue_many(records) == 1
+    assert await jobs.enqueue_many([(record, "{}") for record in records]) == 1
     assert await held.entries() == [records[1].job]
     now = datetime.now(UTC)
     assert await jobs.unsettled([End(record.job, record.user, now) for record in records]) == [records[1].job]
+    assert await jobs.missing([Open(record.job, record.user) for record in records]) == []
 
 
 async def test_an_assert_makes_no_stream_for_a_user_without_jobs(
@@ -496,7 +501,7 @@ async def test_settle_removes_everything_and_tells_each_waiting_gateway(
     """What is published is the record, with the outcome's own bytes."""
     await Holder(redis_store, user, epoch=1).serve()
     record = await accepted(requests, user)
-    await jobs.enqueue(record, GATEWAY)
+    await jobs.enqueue(record, "{}", GATEWAY)
     await jobs.wait_for([record.job], GatewayId("gateway-2"))
     ended = await finished(requests, record, '{"result": [1.0,  "ü"]}')
     await jobs.settle(ended)
@@ -522,7 +527,7 @@ async def test_a_large_outcome_is_not_copied_to_every_gateway(
 ) -> None:
     """They fetch the record."""
     record = await accepted(requests, user)
-    await jobs.enqueue(record, GATEWAY)
+    await jobs.enqueue(record, "{}", GATEWAY)
     await jobs.settle(await finished(requests, record, json.dumps({"result": "x" * keys.REPLY_INLINE_BYTES_MAX})))
     (note,) = await notes(held.client, keys.replies(GATEWAY))
     assert note == {"job": record.job, "record": ""}
@@ -589,7 +594,7 @@ async def test_the_door_sees_a_full_queue_by_entries_and_by_bytes(
     for number in range(keys.QUEUE_ENTRIES_MAX):
         await redis_client.xadd(keys.jobs(user), {"job": f"{number}", "body": "{}"})
     assert not (await jobs.ask(user, "echo")).has_room
-    assert await jobs.enqueue(record, None)
+    assert await jobs.enqueue(record, "{}", None)
     assert await redis_client.xlen(keys.jobs(user)) == keys.QUEUE_ENTRIES_MAX + 1
     large = new_user()
     for _ in range(33):
@@ -698,7 +703,7 @@ async def test_scripts_that_the_server_forgot_are_loaded_again(
     await held.client.script_flush()
     await jobs.ask(user, "echo")
     await held.client.script_flush()
-    await jobs.enqueue(record, GATEWAY)
+    await jobs.enqueue(record, "{}", GATEWAY)
     await held.client.script_flush()
     assert names((await holder.serve()).taken) == [record.job]
     await held.client.script_flush()
@@ -728,7 +733,7 @@ async def test_a_full_redis_is_unavailable_and_not_a_success(
     await held.client.config_set("maxmemory", "1mb")
     try:
         with pytest.raises(StoreUnavailable):
-            await jobs.enqueue(record, GATEWAY)
+            await jobs.enqueue(record, "{}", GATEWAY)
         with pytest.raises(StoreUnavailable):
             await jobs.settle(await finished(requests, record))
         with pytest.raises(StoreUnavailable):
@@ -736,7 +741,7 @@ async def test_a_full_redis_is_unavailable_and_not_a_success(
     finally:
         await held.client.config_set("maxmemory", "0")
     assert await held.exist() == set()
-    assert await jobs.enqueue(record, GATEWAY)
+    assert await jobs.enqueue(record, "{}", GATEWAY)
 
 
 async def test_a_redis_that_may_evict_is_refused_at_the_start(redis_store: Redis, held: UserKeys) -> None:

@@ -102,8 +102,8 @@ async def test_every_call_on_a_killed_redis_is_unavailable_and_works_again_after
     valkey.kill()
     calls: list[Callable[[], Awaitable[object]]] = [
         lambda: jobs.ask(user, "echo"),
-        lambda: jobs.enqueue(record, GATEWAY),
-        lambda: jobs.enqueue_many([record]),
+        lambda: jobs.enqueue(record, "{}", GATEWAY),
+        lambda: jobs.enqueue_many([(record, "{}")]),
         lambda: jobs.wait_for([record.job], GATEWAY),
         lambda: jobs.settle(ended),
         holder.serve,
@@ -122,7 +122,7 @@ async def test_every_call_on_a_killed_redis_is_unavailable_and_works_again_after
 
     async def works() -> bool:
         try:
-            return await jobs.enqueue(record, GATEWAY)
+            return await jobs.enqueue(record, "{}", GATEWAY)
         except StoreUnavailable:
             return False
 
@@ -174,9 +174,9 @@ async def test_an_answer_that_is_lost_is_made_good(valkey: EmbeddedValkey, postg
             record = await accepted(requests, user)
 
             cut = proxy.cut_after(record.job.encode())
-            await unavailable(lambda: jobs.enqueue(record, GATEWAY))
+            await unavailable(lambda: jobs.enqueue(record, "{}", GATEWAY))
             assert cut.happened.is_set()
-            assert await jobs.enqueue(record, GATEWAY)
+            assert await jobs.enqueue(record, "{}", GATEWAY)
             assert (await jobs.ask(user, "echo")).entries == 1
 
             cut = proxy.cut_after(holder.session.encode())

@@ -9,7 +9,7 @@ from job_stores import accepted, finished, new_job, new_user
 
 from common.ids import JobId, UserId, new_id
 from common.store.postgres import Postgres, open_postgres
-from common.store.records import Begin, Finish, Record
+from common.store.records import Begin, Finish, Finished, Record
 from common.store.requests import ATTEMPTS_MAX, Requests
 
 MACHINE, JOURNAL = "machine-1", "journal-1"
@@ -56,12 +56,15 @@ async def test_accept_makes_a_queued_record(requests: Requests, user: UserId) ->
     record = answer.record
     assert answer.inserted
     assert (record.job, record.user, record.scope, record.key) == (new.job, user, f"user:{user}", "order-17")
-    assert (record.name, record.args, record.hinted, record.timeout_s) == ("fill_form", '{"a":  1}', False, 7.5)
+    assert (record.name, record.hinted, record.timeout_s) == ("fill_form", False, 7.5)
     assert (record.fingerprint, record.on_machine_change) == (new.fingerprint, "unknown")
     assert (record.state, record.attempts, record.machine, record.journal) == ("queued", 0, None, None)
     assert (record.outcome, record.ended_ms, record.terminal) == (None, None, False)
     assert record.deadline_ms - record.accepted_ms == 60_000
     assert await requests.find(record.scope, record.key) == record
+    assert await requests.read_open([record.job]) == [(record, '{"a":  1}')]
+    await finished(requests, record)
+    assert await requests.read_open([record.job]) == []
 
 
 async def test_fifty_callers_with_one_key_over_two_replicas_make_one_job(postgres_url: str, user: UserId) -> None:
@@ -345,9 +348,12 @@ async def test_give_up_ends_a_job_with_its_reason(
     if late:
         await pass_deadline(postgres_url, record)
     ended = await requests.give_up([record.job], machine, JOURNAL)
-    assert ended[record.job].state == state
-    assert f'"code":"{code}"' in (ended[record.job].outcome or "")
-    assert await requests.give_up([record.job], machine, JOURNAL) == ended
+    assert ended[record.job].won
+    assert ended[record.job].record.state == state
+    assert f'"code":"{code}"' in ended[record.job].record.outcome
+    assert await requests.give_up([record.job], machine, JOURNAL) == {
+        record.job: Finished(ended[record.job].record, False)
+    }
 
 
 async def test_give_up_leaves_what_may_still_be_started(requests: Requests, user: UserId) -> None:
@@ -365,7 +371,9 @@ async def test_give_up_leaves_what_may_still_be_started(requests: Requests, user
 async def test_give_up_returns_what_has_ended_otherwise(requests: Requests, user: UserId) -> None:
     """The record says how; it is settled next."""
     record = await finished(requests, await accepted(requests, user))
-    assert await requests.give_up([record.job], "machine-2", JOURNAL) == {record.job: record}
+    assert await requests.give_up([record.job], "machine-2", JOURNAL) == {
+        record.job: Finished(record.published(), False)
+    }
 
 
 # ---- expire, cancel, open

@@ -40,11 +40,11 @@ async def test_an_ended_job_takes_no_room_for_its_outcome(
 ) -> None:
     """Some hundred jobs in five minutes would fill Redis, and then nobody's job ends. That it has ended is known."""
     record = await accepted(requests, new_user())
-    await jobs.enqueue(record, gateway)
+    await jobs.enqueue(record, "{}", gateway)
     await jobs.settle(await finished(requests, record, json.dumps({"result": "x" * OUTCOME_BYTES}).decode()))
     sizes = [await redis_client.memory_usage(key) for key in await redis_client.keys()]
     assert sum(size for size in sizes if size) < OUTCOME_BYTES / 4
-    assert not await jobs.enqueue(record, gateway)
+    assert not await jobs.enqueue(record, "{}", gateway)
     assert 0 < await redis_client.ttl(keys.result(record.job)) <= keys.RESULT_TTL_S
 
 

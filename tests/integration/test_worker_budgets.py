@@ -52,7 +52,7 @@ async def one_job(bridge: Bridge, user: UserId, peer: Peer, *, hinted: bool) -> 
     inbox = replies_inbox(bridge.redis, GATEWAY)
     await bridge.jobs.ask(user, "echo")
     record = await accepted(bridge.requests, user, hinted=hinted)
-    await bridge.jobs.enqueue(record, GATEWAY)
+    await bridge.jobs.enqueue(record, "{}", GATEWAY)
     await peer.answer(await peer.next(frames.Job))
     for note in await inbox.read():
         if note["job"] == record.job:

@@ -28,8 +28,9 @@ def user() -> UserId:
 async def test_a_machine_is_welcomed_and_present(bridge: Bridge, user: UserId) -> None:
     """With the catalogue at the door and in its record."""
     peer = await bridge.dial(await bridge.token(user))
-    await peer.send(hello())
-    welcome = await peer.next(frames.Welcome)
+    async with bridge.counts("towline_presence_refresh_seconds_count"):
+        await peer.send(hello())
+        welcome = await peer.next(frames.Welcome)
     assert (welcome.heartbeat_s, welcome.max_frame_bytes, welcome.user) == (10, frames.FRAME_BYTES_MAX, user)
     presence = await bridge.held(user).presence()
     assert presence["state"] == "online"
@@ -44,13 +45,15 @@ async def test_a_machine_is_welcomed_and_present(bridge: Bridge, user: UserId) -
 async def test_a_job_walks_from_the_stream_to_its_outcome(bridge: Bridge, user: UserId) -> None:
     """Told by a note, delivered once, durable before it is acknowledged, and nothing is left behind."""
     peer = await bridge.machine(user)
-    record = await bridge.submit(user, args='{"a":  [1.0]}', key="order-17")
+    traceparent = f"00-{new_id().replace('-', '')}-00f067aa0ba902b7-01"
+    record = await bridge.submit(user, args='{"a":  [1.0]}', key="order-17", traceparent=traceparent)
     job = await peer.next(frames.Job)
     assert (job.job, job.idempotency_key, job.name) == (record.job, "order-17", "echo")
     assert (bytes(job.args), job.timeout_s, job.attempt, job.hinted) == (b'{"a":  [1.0]}', 120, 1, True)
     assert job.accepted_at.endswith("Z")
     assert job.accepted_at < job.deadline_at
     assert job.id != job.job
+    assert job.traceparent == traceparent
     await peer.answer(job, '{"b":  2.0}')
     ended = await bridge.ended(record.job)
     assert (ended.state, ended.outcome, ended.attempts) == ("completed", '{"result":{"b":  2.0}}', 1)
@@ -58,6 +61,17 @@ async def test_a_job_walks_from_the_stream_to_its_outcome(bridge: Bridge, user: 
     await eventually(lambda: _is_settled(bridge, user))
     assert await held.pending() == 0
     assert peer.jobs() == [record.job]
+    (line,) = bridge.logged("job_ended", job=record.job)
+    assert (line["user"], line["state"], line["attempts"], line["traceparent"]) == (user, "completed", 1, traceparent)
+
+
+async def test_a_jobs_time_is_measured_in_each_phase(bridge: Bridge, user: UserId) -> None:
+    """In the stream, in the window, on the machine, and until whoever waits has been told."""
+    peer = await bridge.machine(user)
+    phases = ("queue", "deliver", "execute", "reply")
+    async with bridge.counts(*(f'towline_job_seconds_count{{phase="{phase}"}}' for phase in phases)):
+        await bridge.submit(user)
+        await peer.answer(await peer.next(frames.Job))
 
 
 async def _is_settled(bridge: Bridge, user: UserId) -> bool:
@@ -137,7 +151,7 @@ async def test_the_begin_mark_is_durable_before_the_frame_leaves(bridge: Bridge,
     record = await accepted(bridge.requests, user, hinted=False, name="fill_form")
     async with await psycopg.AsyncConnection.connect(bridge.postgres_url) as connection, connection.transaction():
         await connection.execute("select from requests where id = %s for update", [record.job])
-        await bridge.jobs.enqueue(record, None)
+        await bridge.jobs.enqueue(record, "{}", None)
         await eventually(lambda: _is_taken(bridge, user))
         await bridge.fence(user, peer)
         assert peer.jobs() == []
@@ -177,8 +191,9 @@ async def test_a_lost_socket_brings_its_jobs_again_under_new_frame_ids(bridge: B
     peer = await bridge.machine(user, token=token)
     records = [await bridge.submit(user) for _ in range(2)]
     before = [await peer.next(frames.Job) for _ in records]
-    peer.break_off()
-    peer = await bridge.machine(user, token=token)
+    async with bridge.counts('towline_job_redeliveries_total{reason="claimed"}'), bridge.counts_close("lost"):
+        peer.break_off()
+        peer = await bridge.machine(user, token=token)
     for number, record in enumerate(records):
         job = await peer.next(frames.Job)
         assert job.job == record.job
@@ -215,10 +230,11 @@ async def test_a_second_session_of_the_machine_replaces_the_first_and_claims_at_
     old = await bridge.machine(user, token=token)
     record = await bridge.submit(user, hinted=False, name="fill_form")
     await old.next(frames.Job)
-    new = await bridge.machine(user, token=token)
-    job = await new.next(frames.Job)
-    assert (job.job, job.attempt) == (record.job, 2)
-    assert await old.closed() == (4503, "a newer session of this machine is connected")
+    async with bridge.counts_close("replaced"):
+        new = await bridge.machine(user, token=token)
+        job = await new.next(frames.Job)
+        assert (job.job, job.attempt) == (record.job, 2)
+        assert await old.closed() == (4503, "a newer session of this machine is connected")
     await new.answer(job)
     assert (await bridge.ended(record.job)).state == "completed"
     # The end of the old session did not touch the presence of the new one.
@@ -229,8 +245,9 @@ async def test_another_machine_stands_by_until_the_first_has_gone(bridge: Bridge
     """4003 before any welcome; the first one does not notice."""
     first = await bridge.machine(user, machine="laptop")
     second = await bridge.dial(await bridge.token(user))
-    await second.send(hello(machine="desktop"))
-    code, reason = await second.closed()
+    async with bridge.counts_close("other_machine"):
+        await second.send(hello(machine="desktop"))
+        code, reason = await second.closed()
     assert code == 4003
     assert reason is not None
     assert "20 s: " in reason
@@ -276,8 +293,9 @@ async def test_a_poisonous_job_ends_after_five_marks_and_the_queue_moves(bridge:
         job = await peer.next(frames.Job)
         assert (job.job, job.attempt) == (poison.job, attempt)
         peer.break_off()
-    peer = await bridge.machine(user, token=token)
-    assert (await peer.next(frames.Job)).job == behind.job
+    async with bridge.counts('towline_jobs_total{outcome="unknown"}'):
+        peer = await bridge.machine(user, token=token)
+        assert (await peer.next(frames.Job)).job == behind.job
     ended = await bridge.ended(poison.job)
     assert (ended.state, ended.attempts) == ("unknown", 5)
     assert '"undeliverable"' in (ended.outcome or "")
@@ -289,8 +307,14 @@ async def test_a_deadline_passes_in_the_queue(bridge: Bridge, user: UserId) -> N
     peer = await bridge.machine(user)
     for record in records:
         assert (await bridge.ended(record.job)).state == "expired"
+        await eventually(lambda job=record.job: _ends_in_log(bridge, job) == {"expired"})
     await eventually(lambda: _is_settled(bridge, user))
     assert peer.jobs() == []
+
+
+def _ends_in_log(bridge: Bridge, job: JobId) -> set[str]:
+    """The states in which the worker has logged the job's end, whichever part of it was first."""
+    return {line["state"] for event in ("job_ended", "job_not_started") for line in bridge.logged(event, job=job)}
 
 
 async def test_a_probe_is_answered_while_a_job_runs(bridge: Bridge, user: UserId) -> None:
@@ -403,6 +427,14 @@ async def test_a_changed_catalogue_reaches_the_door_and_the_record(bridge: Bridg
     assert (await held.presence())["state"] == "online"
 
 
+async def test_odd_text_in_a_changed_catalogue_is_mended(bridge: Bridge, user: UserId) -> None:
+    """As in a hello: what no caller could be told is not kept."""
+    peer = await bridge.machine(user)
+    await peer.send(frames.Tools(tools=[frames.Tool("t", "a\x00b", {"title": "\x00"})]))
+    mended = [frames.Tool("t", "a\ufffdb", {"title": "\ufffd"})]
+    await eventually(lambda: _has_catalogue(bridge, user, msgspec.json.encode(mended).decode()))
+
+
 async def _has_catalogue(bridge: Bridge, user: UserId, tools: str) -> bool:
     catalogue = await bridge.tokens.catalogue(user)
     return catalogue is not None and catalogue.tools == tools
@@ -452,8 +484,9 @@ async def test_goodbye_takes_presence_away_and_a_lost_socket_does_not(bridge: Br
     assert state_of(seen, 1e9, keys.Timing(10)) == "reconnecting"
     peer = await bridge.machine(user)
     assert (await bridge.held(user).presence())["state"] == "online"
-    await peer.goodbye()
-    await eventually(lambda: _is_absent(bridge, user))
+    async with bridge.counts_close("goodbye"):
+        await peer.goodbye()
+        await eventually(lambda: _is_absent(bridge, user))
     assert await bridge.held(user).exist() == {"epoch"}
 
 

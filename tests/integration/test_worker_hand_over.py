@@ -27,7 +27,8 @@ async def test_a_job_whose_gateway_died_before_it_was_enqueued_runs_once(quiet_b
     record = await accepted(quiet_bridge.requests, user, hinted=False, name="fill_form")
     assert await quiet_bridge.held(user).entries() == []
 
-    job = await peer.next(frames.Job, within_s=MENDED_WITHIN_S)
+    async with quiet_bridge.counts('towline_job_redeliveries_total{reason="requeued"}'):
+        job = await peer.next(frames.Job, within_s=MENDED_WITHIN_S)
     assert job.job == record.job
     await peer.answer(job)
 
@@ -100,7 +101,7 @@ async def test_a_settle_that_was_lost_is_made_good_though_the_machine_stays_away
 
             # A fail-over brings it back: connections break, and the replica had not heard of the settle either.
             await bridge.client.delete(keys.result(record.job))
-            assert await bridge.jobs.enqueue(record, None)
+            assert await bridge.jobs.enqueue(record, "{}", None)
             proxy.cut()
             await eventually(is_settled, SWEPT_WITHIN_S)
     finally:

@@ -11,7 +11,7 @@ import msgspec
 import psutil
 import psycopg
 import pytest
-from bridge import READ, Bridge, open_bridge
+from bridge import READ, Bridge, hello, open_bridge
 from job_stores import accepted, new_user
 from support import eventually
 from websockets.exceptions import InvalidStatus
@@ -54,11 +54,12 @@ async def test_a_token_that_is_good_no_more_closes_its_socket_within_a_heartbeat
     row, value = await brisk_bridge.tokens.add_machine_token(user, "test", 3600)
     other = await brisk_bridge.machine(new_user())
     peer = await brisk_bridge.machine(user, token=value)
-    if how == "revoked":
-        await brisk_bridge.tokens.revoke_machine_token(user, row.token_id)
-    else:
-        await set_expiry(brisk_bridge, row.token_id, "now()")
-    code, reason = await peer.closed(within_s=3)
+    async with brisk_bridge.counts_close("token_refused"):
+        if how == "revoked":
+            await brisk_bridge.tokens.revoke_machine_token(user, row.token_id)
+        else:
+            await set_expiry(brisk_bridge, row.token_id, "now()")
+        code, reason = await peer.closed(within_s=3)
     assert (code, reason) == (4500, "the token was revoked or has expired")
     await eventually(lambda: has_state(brisk_bridge, user, "absent"))
     assert other.socket.close_code is None
@@ -99,8 +100,9 @@ async def test_a_machine_that_falls_silent_is_closed_and_one_that_pongs_stays(br
     bridge = brisk_bridge
     silent_user, living_user = new_user(), new_user()
     silent, living = await bridge.machine(silent_user), await bridge.machine(living_user)
-    silent.answers_pings = False
-    assert await silent.closed(within_s=5) == (4001, "no sign of life")
+    async with bridge.counts_close("no_pong"):
+        silent.answers_pings = False
+        assert await silent.closed(within_s=5) == (4001, "no sign of life")
     await eventually(lambda: has_state(bridge, silent_user, "reconnecting"))
     await eventually(lambda: has_state(bridge, silent_user, "absent"))
     pings = len(living.received)
@@ -177,16 +179,17 @@ async def test_sigterm_sends_machines_elsewhere_in_waves(
         record = await bridge.submit(users[-1], hinted=False, name="fill_form")
         job = await peers[-1].next(frames.Job)
         worker = WorkerId((await bridge.held(users[0]).presence())["worker"])
-        bridge.worker.term()
-        await peers[0].next(frames.Draining)
-        with pytest.raises(InvalidStatus) as caught:
-            await bridge.dial(token)
-        assert caught.value.response.status_code == 503
-        assert b"/problems/draining" in caught.value.response.body
-        assert caught.value.response.headers["Retry-After"] == "1"
-        assert peers[-1].socket.close_code is None  # its wave is still to come
-        await peers[-1].answer(job)
-        assert (await peers[-1].next(frames.JobResultAck)).jobs == [record.job]
+        async with bridge.counts_close("draining"):
+            bridge.worker.term()
+            await peers[0].next(frames.Draining)
+            with pytest.raises(InvalidStatus) as caught:
+                await bridge.dial(token)
+            assert caught.value.response.status_code == 503
+            assert b"/problems/draining" in caught.value.response.body
+            assert caught.value.response.headers["Retry-After"] == "1"
+            assert peers[-1].socket.close_code is None  # its wave is still to come
+            await peers[-1].answer(job)
+            assert (await peers[-1].next(frames.JobResultAck)).jobs == [record.job]
         for peer, user in zip(peers, users, strict=True):
             assert await peer.closed() == (1012, "this worker is leaving")
             await eventually(lambda user=user: has_state(bridge, user, "reconnecting"))
@@ -278,6 +281,8 @@ async def test_an_outcome_waits_while_postgres_is_away(cut: Cut, user: UserId) -
     cut.postgres.cut()
     await peer.answer(job, '"kept"')
     await bridge.fence(user, peer)
+    held_here = 'towline_queue_depth{queue="outcomes"}'
+    assert await bridge.metric(held_here) == 1
     assert await bridge.held(user).pending() == 1
     assert not any(isinstance(frame, frames.JobResultAck) for frame in peer.received)
     await cut.postgres.heal()
@@ -285,6 +290,24 @@ async def test_an_outcome_waits_while_postgres_is_away(cut: Cut, user: UserId) -
     ended = await bridge.record(record.job)
     assert (ended.outcome, ended.attempts) == ('{"result":"kept"}', 1)
     await eventually(lambda: _entries(bridge, user, 0))
+    assert await bridge.metric(held_here) == 0
+
+
+async def test_machines_that_come_while_postgres_is_away_are_sent_to_come_later(cut: Cut, user: UserId) -> None:
+    """Whose token cannot be checked: 503. Whose hello cannot be kept: 1013; nobody becomes present."""
+    bridge = cut.bridge
+    token = await bridge.token(user)
+    peer = await bridge.dial(token)
+    cut.postgres.refuse()
+    cut.postgres.cut()
+    await peer.send(hello())
+    with pytest.raises(InvalidStatus) as caught:
+        await bridge.dial(token)
+    response = caught.value.response
+    assert (response.status_code, response.headers["Retry-After"]) == (503, "2")
+    assert b'"/problems/store-unavailable"' in response.body
+    assert await peer.closed(within_s=20) == (1013, "the machine cannot be recorded now")
+    assert await bridge.held(user).exist() == set()
 
 
 async def test_a_mark_waits_while_postgres_is_away(cut: Cut, user: UserId) -> None:
@@ -294,7 +317,7 @@ async def test_a_mark_waits_while_postgres_is_away(cut: Cut, user: UserId) -> No
     record = await accepted(bridge.requests, user, hinted=False, name="fill_form")
     cut.postgres.refuse()
     cut.postgres.cut()
-    await bridge.jobs.enqueue(record, None)
+    await bridge.jobs.enqueue(record, "{}", None)
     await eventually(lambda: _is_taken(bridge, user))
     await bridge.fence(user, peer)
     assert peer.jobs() == []

@@ -4,7 +4,7 @@ Owns:     `bridge:jobs`, `bridge:jobs_index`, `bridge:result`, `bridge:waiters` 
 Promises: an entry per job; only the newest session takes; what is settled is gone. Redis is disposable: everything here
           is made anew from `requests`.
 Used by:  the gateway and the worker's tool calls (ask, enqueue, wait_for), the worker's pump (take) and outcomes
-          (settle), the sweeper (enqueue_many, unsettled, settle).
+          (settle), the sweeper (missing, enqueue_many, unsettled, settle).
 """
 
 import itertools
@@ -18,7 +18,7 @@ from common.errors import StoreUnavailable
 from common.ids import GatewayId, JobId, SessionId, UserId, is_uuid
 from common.store import keys
 from common.store.batch import Batcher
-from common.store.records import End, Ended, Record
+from common.store.records import End, Ended, Open, Record
 from common.store.redis import Call, Redis, script
 from towline.wire import json
 
@@ -104,8 +104,11 @@ class Jobs:
         ]
         return [_seen(answer) for answer in await self._redis.run_many(calls)]
 
-    async def enqueue(self, record: Record, gateway: GatewayId | None) -> bool:
+    async def enqueue(self, record: Record, args: str, gateway: GatewayId | None) -> bool:
         """Put an accepted job before its machine, and register the gateway as waiting; safe to repeat.
+
+        Args:
+            args: the job's own, as JSON text.
 
         Returns:
             False when the job has ended already: read its record.
@@ -113,18 +116,18 @@ class Jobs:
         Raises:
             StoreUnavailable: it may have been enqueued; the sweeper makes sure that it is.
         """
-        answer: bytes = await self._call(_enqueue_call(record, gateway))
+        answer: bytes = await self._call(_enqueue_call(record, args, gateway))
         return answer != b"settled"
 
-    async def enqueue_many(self, records: Sequence[Record]) -> int:
-        """Enqueue what is not there (the sweeper's net); returns how many were missing.
+    async def enqueue_many(self, jobs: Sequence[tuple[Record, str]]) -> int:
+        """Enqueue what is not there (the sweeper's net), each with its arguments; returns how many were missing.
 
         A user whose keys are broken is logged and passed over: nobody else waits for them to be mended.
 
         Raises: StoreUnavailable.
         """
-        answers = await self._redis.run_many([_enqueue_call(record, None) for record in records])
-        _pass_over_faults((record.user for record in records), answers)
+        answers = await self._redis.run_many([_enqueue_call(record, args, None) for record, args in jobs])
+        _pass_over_faults((record.user for record, _ in jobs), answers)
         return sum(answer == b"added" for answer in answers)
 
     async def wait_for(self, jobs: Sequence[JobId], gateway: GatewayId) -> None:
@@ -148,20 +151,25 @@ class Jobs:
             raise ValueError(f"job {record.job} has not ended")
         await self._call(_settle_call(record))
 
-    async def unsettled(self, ends: Sequence[End]) -> list[JobId]:
-        """Which of these ended jobs still have an entry; one question for each user, who is passed over as above.
+    async def missing(self, open_jobs: Sequence[Open]) -> list[JobId]:
+        """Which of these open jobs have no entry; users are passed over as above. Raises: StoreUnavailable."""
+        return [job for job, has_entry in await self._look_up(open_jobs) if not has_entry]
 
-        Raises: StoreUnavailable.
-        """
+    async def unsettled(self, ends: Sequence[End]) -> list[JobId]:
+        """Which of these ended jobs still have an entry; users are passed over as above. Raises: StoreUnavailable."""
+        return [job for job, has_entry in await self._look_up(ends) if has_entry]
+
+    async def _look_up(self, jobs: Sequence[Open | End]) -> list[tuple[JobId, bool]]:
+        """Each job, and whether it has an entry; one question for each user."""
         of_user: dict[UserId, list[JobId]] = {}
-        for end in ends:
-            of_user.setdefault(end.user, []).append(end.job)
+        for each in jobs:
+            of_user.setdefault(each.user, []).append(each.job)
         answers = await self._redis.send_many([("HMGET", keys.jobs_index(user), *ids) for user, ids in of_user.items()])
         _pass_over_faults(of_user, answers)
         found = []
         for ids, answer in zip(of_user.values(), answers, strict=True):
             if not isinstance(answer, Exception):
-                found += [job for job, entry in zip(ids, answer, strict=True) if entry is not None]
+                found += [(job, entry is not None) for job, entry in zip(ids, answer, strict=True)]
         return found
 
     async def _call(self, call: Call) -> Any:
@@ -236,14 +244,14 @@ def _pass_over_faults(users: Iterable[UserId], answers: Sequence[Any]) -> None:
         logger.error("user_passed_over", user=user, exc_info=fault)
 
 
-def _enqueue_call(record: Record, gateway: GatewayId | None) -> Call:
+def _enqueue_call(record: Record, args: str, gateway: GatewayId | None) -> Call:
     user, job = record.user, record.job
     body = _entry_encoder.encode(
         Entry(
             job=job,
             key=record.key,
             name=record.name,
-            args=msgspec.Raw(record.args.encode()),
+            args=msgspec.Raw(args.encode()),
             accepted_ms=record.accepted_ms,
             deadline_ms=record.deadline_ms,
             timeout_s=record.timeout_s,

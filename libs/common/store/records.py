@@ -31,7 +31,10 @@ class NewJob(NamedTuple):
 
 
 class Record(msgspec.Struct, frozen=True):
-    """A job's record. Times are milliseconds of Postgres's clock; `outcome` is JSON text once the state is terminal."""
+    """A job's record, without its arguments, which only its machine is given.
+
+    Times are milliseconds of Postgres's clock; `outcome` is JSON text once the state is terminal.
+    """
 
     job: JobId
     scope: str
@@ -39,7 +42,6 @@ class Record(msgspec.Struct, frozen=True):
     fingerprint: bytes
     user: UserId
     name: str
-    args: str
     timeout_s: float
     hinted: bool
     on_machine_change: str
@@ -58,6 +60,12 @@ class Record(msgspec.Struct, frozen=True):
         """Whether the job has ended."""
         return self.ended_ms is not None
 
+    def published(self) -> "Ended":
+        """The part of a terminal record that is published."""
+        assert self.outcome is not None
+        assert self.ended_ms is not None
+        return Ended(self.job, self.user, self.state, self.attempts, self.outcome, self.ended_ms)
+
 
 class Ended(msgspec.Struct, frozen=True):
     """The part of a terminal record that is published. `ended_ms`: milliseconds of Postgres's clock."""
@@ -68,6 +76,13 @@ class Ended(msgspec.Struct, frozen=True):
     attempts: int
     outcome: str
     ended_ms: int
+
+
+class Open(NamedTuple):
+    """That a job is open; what the sweeper needs to ask whether it is before its machine."""
+
+    job: JobId
+    user: UserId
 
 
 class End(NamedTuple):
@@ -103,7 +118,7 @@ class Finish(NamedTuple):
 
 
 class Finished(NamedTuple):
-    """What the record says after a finish, and whether that is this finish."""
+    """What the record says after a job was to be ended, and whether that ended it."""
 
     record: Ended
     won: bool
@@ -147,7 +162,6 @@ def new_record(new: NewJob, accepted_ms: int, deadline_ms: int) -> Record:
         fingerprint=new.fingerprint,
         user=new.user,
         name=new.name,
-        args=new.args,
         timeout_s=new.timeout_s,
         hinted=new.hinted,
         on_machine_change=new.on_machine_change,
@@ -172,7 +186,6 @@ def record_of(row: Any) -> Record:
         fingerprint=bytes(row.fingerprint),
         user=row.user_id,
         name=row.name,
-        args=row.args,
         timeout_s=row.timeout_s,
         hinted=row.hinted,
         on_machine_change=row.on_machine_change,

@@ -25,6 +25,7 @@ from common.store.records import (
     Finish,
     Finished,
     NewJob,
+    Open,
     Record,
     ended_of,
     new_record,
@@ -179,8 +180,8 @@ class Requests:
             for f in items
         ]
 
-    async def give_up(self, jobs: Sequence[JobId], machine: str, journal: str) -> dict[JobId, Record]:
-        """End those jobs that may not be started on this machine; returns the records of the ended ones.
+    async def give_up(self, jobs: Sequence[JobId], machine: str, journal: str) -> dict[JobId, Finished]:
+        """End those jobs that may not be started on this machine; returns what the records of the ended ones say.
 
         Jobs that wait for their own machine stay open and are left out. Raises: StoreUnavailable.
         """
@@ -195,8 +196,11 @@ class Requests:
             "undeliverable": UNDELIVERABLE,
             "elsewhere": ELSEWHERE,
         }
-        await self._postgres.fetch("give_up", params)
-        return {job: record for job, record in (await self.read(jobs)).items() if record.terminal}
+        given_up = {row.job for row in await self._postgres.fetch("give_up", params)}
+        records = await self.read(jobs)
+        return {
+            job: Finished(record.published(), job in given_up) for job, record in records.items() if record.terminal
+        }
 
     async def expire(self, *, limit: int) -> list[Record]:
         """End up to `limit` jobs whose deadline has passed; returns their records. Raises: StoreUnavailable."""
@@ -208,12 +212,15 @@ class Requests:
         rows = await self._postgres.fetch("cancel", {"job": job, "user": user, "outcome": CANCELLED})
         return record_of(rows[0]) if rows else None
 
-    async def open(
-        self, *, older_than_s: float, younger_than_s: float, after: JobId | None, limit: int
-    ) -> list[Record]:
+    async def open(self, *, older_than_s: float, younger_than_s: float, after: JobId | None, limit: int) -> list[Open]:
         """Open jobs accepted in a window of age, in the order of their ids, after one. Raises: StoreUnavailable."""
         params = {"older_than_s": older_than_s, "younger_than_s": younger_than_s, "after": after, "limit": limit}
-        return [record_of(row) for row in await self._postgres.fetch("open_jobs", params)]
+        return [Open(*row) for row in await self._postgres.fetch("open_jobs", params)]
+
+    async def read_open(self, jobs: Sequence[JobId]) -> list[tuple[Record, str]]:
+        """Those of some jobs that are open, each with its arguments (JSON text). Raises: StoreUnavailable."""
+        rows = await self._postgres.fetch("read_open_jobs", {"ids": list(jobs)}) if jobs else []
+        return [(record_of(row), row.args) for row in rows]
 
     async def ends(self, *, older_than_s: float, younger_than_s: float, after: End | None, limit: int) -> list[End]:
         """Jobs that ended in a window of age, in the order of their ends, after one. Raises: StoreUnavailable."""

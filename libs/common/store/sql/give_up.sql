@@ -20,8 +20,4 @@ set state = case when r.state = 'queued' then 'expired'
     ended_at = now()
 from locked
 where r.id = locked.id
-returning r.id::text as job, r.scope, r.key, r.fingerprint, r.user_id, r.name, r.args, r.timeout_s, r.hinted,
-  r.on_machine_change, r.traceparent, r.state, r.attempts, r.machine, r.journal, r.outcome,
-  (extract(epoch from r.accepted_at) * 1000)::bigint as accepted_ms,
-  (extract(epoch from r.deadline_at) * 1000)::bigint as deadline_ms,
-  (extract(epoch from r.ended_at) * 1000)::bigint as ended_ms
+returning r.id::text as job

@@ -6,6 +6,7 @@ can lie, flood, fall silent or break off.
 
 import asyncio
 import contextlib
+import json
 import re
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -210,6 +211,26 @@ class Bridge:
             text = (await client.get(f"http://127.0.0.1:{self.worker.admin_port}/metrics")).text
         found = re.search(rf"^{re.escape(sample)} (\S+)$", text, re.MULTILINE)
         return float(found[1]) if found else 0.0
+
+    @contextlib.asynccontextmanager
+    async def counts(self, *samples: str) -> AsyncIterator[None]:
+        """The block makes each of these counters grow, if only soon after it."""
+        before = [await self.metric(sample) for sample in samples]
+        yield
+        for sample, value in zip(samples, before, strict=True):
+            await eventually(lambda sample=sample, value=value: self._has_grown(sample, value))
+
+    async def _has_grown(self, sample: str, before: float) -> bool:
+        return await self.metric(sample) > before
+
+    def counts_close(self, label: str) -> contextlib.AbstractAsyncContextManager[None]:
+        """The block ends a session for this reason."""
+        return self.counts(f'towline_bridge_sessions_total{{close="{label}"}}')
+
+    def logged(self, event: str, **fields: Any) -> list[dict[str, Any]]:
+        """The worker's log lines of an event with these fields."""
+        lines = [json.loads(line) for line in self.worker.read_log().splitlines() if f'"{event}"' in line]
+        return [line for line in lines if line["event"] == event and fields.items() <= line.items()]
 
     async def script_calls(self) -> int:
         """How many scripts this worker's Redis has run, whoever asked."""

@@ -53,6 +53,7 @@ class Session:
         deadline_s: float = 60,
         accepted_ago_s: float = 0,
         attempt: int = 1,
+        traceparent: str = "",
     ) -> str:
         """Send a job; returns the fresh frame id."""
         frame_id = f"{id(self):x}-{next(self._frame_ids)}"
@@ -69,6 +70,7 @@ class Session:
                 deadline_at=instant(now + deadline_s),
                 attempt=attempt,
                 hinted=hinted,
+                traceparent=traceparent,
             )
         )
         return frame_id

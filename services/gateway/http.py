@@ -17,10 +17,11 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from common.errors import StoreUnavailable
+from common.problems import MEDIA_TYPE, Kind
 from common.process.logs import request_id
 from gateway import problems
 from gateway.metrics import GatewayMetrics
-from gateway.problems import Kind, Refusal
+from gateway.problems import Refusal
 from gateway.request import ClientGone, Header, Request
 
 logger = structlog.get_logger(__name__)
@@ -248,11 +249,11 @@ def _query(text: bytes, route: Route) -> dict[str, str]:
 async def _refuse_websocket(receive: Receive, send: Send) -> None:
     await receive()
     answer = _refused(Refusal(problems.NOT_FOUND, "a gateway takes no WebSockets; a sidecar dials a worker"))
-    headers = [(b"content-type", answer.content_type)]
+    headers = [(b"content-type", answer.content_type), (b"x-request-id", request_id(None).encode())]
     await send({"type": "websocket.http.response.start", "status": answer.status, "headers": headers})
     await send({"type": "websocket.http.response.body", "body": answer.body})
 
 
 def _refused(refusal: Refusal) -> Answer:
     logger.debug("refused", problem=refusal.kind.slug)
-    return Answer(refusal.kind.status, refusal.body(), refusal.headers, b"application/problem+json")
+    return Answer(refusal.kind.status, refusal.body(), refusal.headers, MEDIA_TYPE.encode())

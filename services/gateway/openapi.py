@@ -6,10 +6,10 @@ from typing import Any
 
 import msgspec
 
+from common.problems import Kind
 from common.process.metrics import package_version
 from gateway import problems
 from gateway.http import Route
-from gateway.problems import Kind
 from towline.wire import json
 from towline.wire.api import Problem
 from towline.wire.ids import ID_PATTERN

@@ -1,27 +1,15 @@
 """Refusals: every way in which the gateway says no, as RFC 9457 problems.
 
-Owns:     the closed list of problem types; each is documented at `GET /problems/{slug}` from the same entry.
+Owns:     the closed list of problem types, those of other services included (`common.problems`); each is documented at
+          `GET /problems/{slug}` from the same entry.
 Promises: a problem says which field is wrong and why, and never quotes credentials or header values.
 Used by:  every handler raises `Refusal`; `http` turns it, and every other error, into a response.
 """
 
 import random
-from typing import NamedTuple
 
-from msgspec import UNSET
-
-from towline.wire import json
-from towline.wire.api import Problem
-
-
-class Kind(NamedTuple):
-    """One problem type. `advice`: what the caller should do."""
-
-    slug: str
-    status: int
-    title: str
-    meaning: str
-    advice: str
+from common import problems as shared
+from common.problems import Kind
 
 
 class Refusal(Exception):
@@ -52,15 +40,7 @@ class Refusal(Exception):
 
     def body(self) -> bytes:
         """The problem as JSON."""
-        return json.dumps(
-            Problem(
-                type=f"/problems/{self.kind.slug}",
-                title=self.kind.title,
-                status=self.kind.status,
-                detail=self.detail,
-                place=self.place or UNSET,
-            )
-        )
+        return self.kind.body(self.detail, place=self.place)
 
 
 INVALID_REQUEST = Kind(
@@ -94,14 +74,7 @@ INSUFFICIENT_SCOPE = Kind(
     "The API key is good but lacks the scope that `detail` names.",
     "Use a key with that scope.",
 )
-NOT_FOUND = Kind(
-    "not-found",
-    404,
-    "There is no such thing here",
-    "The path is unknown, or what it names does not exist or lies outside the credential's reach; these are not told"
-    " apart. Ended jobs are forgotten after the retention of their keys.",
-    "Check the path and the id, and whether the key is bound to other users.",
-)
+NOT_FOUND = shared.NOT_FOUND
 METHOD_NOT_ALLOWED = Kind(
     "method-not-allowed",
     405,
@@ -218,13 +191,7 @@ PRESENCE_UNKNOWN = Kind(
     " recorded.",
     "Try again after `Retry-After` seconds, or send `if_offline: queue`.",
 )
-STORE_UNAVAILABLE = Kind(
-    "store-unavailable",
-    503,
-    "A store does not answer",
-    "Redis or Postgres is out of reach or refuses to write. The request may or may not have been recorded.",
-    "Repeat it with the same key after `Retry-After` seconds: it is never run twice.",
-)
+STORE_UNAVAILABLE = shared.STORE_UNAVAILABLE
 TOO_MANY_WAITERS = Kind(
     "too-many-waiters",
     503,
@@ -233,7 +200,9 @@ TOO_MANY_WAITERS = Kind(
     "Try again after `Retry-After` seconds, or submit without `Prefer: wait` and read the job later.",
 )
 
-KINDS: dict[str, Kind] = {kind.slug: kind for kind in list(globals().values()) if isinstance(kind, Kind)}
+KINDS: dict[str, Kind] = {
+    kind.slug: kind for kind in (*vars(shared).values(), *globals().values()) if isinstance(kind, Kind)
+}
 
 
 def not_found(what: str) -> Refusal:

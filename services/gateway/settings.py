@@ -47,7 +47,10 @@ class GatewaySettings(CommonSettings):
         " (lenient), or refused (strict)",
     )
     body_bytes_max: int = Field(
-        256 * 1024, ge=1024, le=4 * 1024 * 1024, description="largest request body (bytes); over it is 413"
+        256 * 1024,
+        ge=1024,
+        le=4 * 1024 * 1024,
+        description="largest request body (bytes); over it is 413; arguments have 256 KiB at most whatever it is",
     )
     waiters_max: int = Field(
         5000,

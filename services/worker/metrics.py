@@ -54,6 +54,11 @@ class WorkerMetrics:
         self.sessions_total = children(
             Counter("towline_bridge_sessions_total", "Sessions that ended.", ["close"], registry=registry), CLOSES
         )
+        self.unknown_frames_total = Counter(
+            "towline_bridge_unknown_frames_total",
+            "Frames of a type that this worker does not know; they are ignored.",
+            registry=registry,
+        )
         self.presence_refresh_seconds = Histogram(
             "towline_presence_refresh_seconds",
             "One pipeline that refreshes the presence of this worker's machines, up to 200 of them.",

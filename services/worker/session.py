@@ -21,9 +21,9 @@ from common.store import keys
 from common.store.presence import Assertion, Served
 from common.store.requests import Requests
 from common.store.tokens import Minted
-from towline.wire import frames, json
-from towline.wire.ids import is_id
+from towline.wire import frames
 from worker.dispatch import Dispatch, Machine
+from worker.hello import read_catalogue
 from worker.metrics import WorkerMetrics
 from worker.outcomes import Outcomes
 
@@ -90,6 +90,7 @@ class Session:
         self._socket = socket
         self._worker = worker
         self._timing = timing
+        self._metrics = metrics
         self._desk = desk
         self._announce = announce
         self._tell = tell
@@ -214,12 +215,7 @@ class Session:
             case frames.StatusResult():
                 self._probed(frame)
             case frames.Tools():
-                if problem := catalogue_problem(frame.tools):
-                    raise Refused(frames.Close.BAD_FRAME, f"tools: {problem}", "bad_frame")
-                self._catalogue = self._tools = _hints(frame.tools)
-                self._announcing = frame.tools
-                self._spawn(self._record_catalogue(frame.tools), "announce")
-                self._desk.owe_serve(self)
+                self._change_catalogue(frame)
             case frames.Goodbye():
                 self._goodbye = True
             case frames.Hello():
@@ -227,7 +223,18 @@ class Session:
             case frames.Pong():
                 pass
             case None:
+                self._metrics.unknown_frames_total.inc()
                 logger.debug("frame_of_unknown_type", user=self.user, session=self.id)
+
+    def _change_catalogue(self, frame: frames.Tools) -> None:
+        try:
+            tools = read_catalogue(frame.tools)
+        except frames.FrameError as error:
+            raise Refused(frames.Close.BAD_FRAME, f"tools: {error}", "bad_frame") from error
+        self._catalogue = self._tools = _hints(tools)
+        self._announcing = tools
+        self._spawn(self._record_catalogue(tools), "announce")
+        self._desk.owe_serve(self)
 
     async def _record_catalogue(self, tools: Sequence[frames.Tool]) -> None:
         """Keep the newest catalogue; the door has it from Redis, so its record may follow when Postgres is back."""
@@ -352,19 +359,6 @@ class Session:
                 "rtt_ms": f"{(time.monotonic() - began) * 1000:.3f}",
             }
             self._spawn(self._tell(gateway, fields), "probe")
-
-
-def catalogue_problem(tools: Sequence[frames.Tool]) -> str | None:
-    """Why a catalogue cannot be taken, if so."""
-    if len(tools) > frames.TOOLS_MAX:
-        return f"{len(tools)} tools, at most {frames.TOOLS_MAX} are allowed"
-    if len({tool.name for tool in tools}) != len(tools) or not all(is_id(tool.name) for tool in tools):
-        return "tool names must be ids, each once"
-    try:
-        json.check_raw(json.dumps({"tools": tools}))
-    except json.JsonProblem as problem:
-        return str(problem)
-    return None
 
 
 def _hints(tools: Sequence[frames.Tool]) -> dict[str, bool]:

@@ -1,7 +1,8 @@
 """The sockets: handshakes, hellos, and the end of each session.
 
-Promises: nothing unauthorised gets past the HTTP status of the handshake; a socket that is slow to say hello is cut;
-          a session that ends leaves presence as `reconnecting`, or absent when the machine said goodbye.
+Promises: nothing unauthorised gets past the HTTP status of the handshake; a refusal there is a problem, and repeats
+          nothing of what was sent; a socket that is slow to say hello is cut; a session that ends leaves presence as
+          `reconnecting`, or absent when the machine said goodbye.
 """
 
 import asyncio
@@ -10,7 +11,6 @@ import http
 import socket as stdlib_socket
 from collections.abc import AsyncIterator, Sequence
 
-import msgspec
 import structlog
 from websockets.asyncio.server import Server, ServerConnection, serve
 from websockets.datastructures import Headers
@@ -18,8 +18,10 @@ from websockets.exceptions import ConnectionClosed
 from websockets.http11 import Request, Response
 from websockets.typing import Subprotocol
 
+from common import problems
 from common.errors import StoreUnavailable
-from common.ids import GatewayId, MachineId, WorkerId, is_uuid
+from common.ids import GatewayId, MachineId, WorkerId
+from common.problems import Kind
 from common.process.lifecycle import Lifecycle
 from common.store import keys
 from common.store.control import tell_gateway
@@ -27,21 +29,22 @@ from common.store.presence import leave
 from common.store.redis import Redis
 from common.store.requests import Requests
 from common.store.tokens import Minted, Tokens
-from towline.wire import frames, json
-from towline.wire.ids import is_id
+from towline.wire import frames
+from worker.hello import read_hello
 from worker.metrics import WorkerMetrics
 from worker.outcomes import Outcomes
 from worker.pump import Pump
-from worker.session import Session, catalogue_problem
+from worker.session import Session
 from worker.settings import WorkerSettings
 
 logger = structlog.get_logger(__name__)
 
-RUNNING_MAX = 64
 RETRY_AFTER_S = 5
 # Between two waves of a drain: each wave's machines have been welcomed elsewhere when the next one leaves.
 DRAIN_WAVE_S = 0.25
 DRAIN_WAVES = 20
+# What the library answers to a request that is none of RFC 6455.
+_NO_HANDSHAKE = (400, 405, 426, 505)
 _NO_REQUEST = Request(frames.PATH, Headers())
 
 
@@ -87,6 +90,7 @@ class Sockets:
             create_connection=Connection,
             sock=listener,
             process_request=self._admit,
+            process_response=_describe_refusal,
             subprotocols=[Subprotocol(frames.SUBPROTOCOL)],
             compression=None,  # a small frame could inflate without end, and each socket would cost 40 KiB more
             max_size=frames.FRAME_BYTES_MAX,
@@ -104,24 +108,26 @@ class Sockets:
     async def _admit(self, connection: ServerConnection, request: Request) -> Response | None:
         path = request.path.split("?", 1)[0]
         if path != frames.PATH:
-            return _problem(connection, 404, "not-found", f"there is only {frames.PATH} here")
+            return _refused(connection, problems.NOT_FOUND, f"there is only {frames.PATH} here")
         if self._lifecycle.draining.is_set():
-            return _problem(connection, 503, "draining", "this worker is leaving; connect again", retry_after_s=1)
+            return _refused(connection, problems.DRAINING, "this worker is leaving; connect again", retry_after_s=1)
         # Counted by the server, whose connections are open ones: a handshake that breaks off takes no place.
         if self._server is not None and len(self._server.connections) >= self._settings.sockets_max:
-            return _problem(connection, 503, "too-many-sockets", "this worker is full", retry_after_s=RETRY_AFTER_S)
+            return _refused(connection, problems.TOO_MANY_SOCKETS, "this worker is full", retry_after_s=RETRY_AFTER_S)
         offered = ",".join(request.headers.get_all("Sec-WebSocket-Protocol"))
         if frames.SUBPROTOCOL not in (part.strip() for part in offered.split(",")):
-            return _problem(connection, 400, "bad-subprotocol", f"the subprotocol {frames.SUBPROTOCOL} is needed")
-        scheme, _, token = request.headers.get("Authorization", "").partition(" ")
+            return _refused(connection, problems.BAD_SUBPROTOCOL, f"the subprotocol {frames.SUBPROTOCOL} is needed")
+        given = request.headers.get_all("Authorization")
+        scheme, _, token = given[0].partition(" ") if len(given) == 1 else ("", "", "")
         if scheme.lower() != "bearer" or not token.strip():
-            return _problem(connection, 401, "unauthorized", "a machine token is needed: Authorization: Bearer ...")
+            detail = "one machine token is needed: Authorization: Bearer ..."
+            return _refused(connection, problems.UNAUTHORIZED, detail)
         try:
             minted = await self._tokens.mint_session(token.strip())
         except StoreUnavailable:
-            return _problem(connection, 503, "store-unavailable", "tokens cannot be checked now", retry_after_s=2)
+            return _refused(connection, problems.STORE_UNAVAILABLE, "tokens cannot be checked now", retry_after_s=2)
         if minted is None:
-            return _problem(connection, 401, "unauthorized", "the machine token is not valid")
+            return _refused(connection, problems.UNAUTHORIZED, "the machine token is not valid")
         assert isinstance(connection, Connection)
         connection.minted = minted
         return None
@@ -159,15 +165,15 @@ class Sockets:
         """Wait for the hello and make its session; None when there is none to be made."""
         try:
             async with asyncio.timeout(self._settings.handshake_timeout_s):
-                hello, problem = _read_hello(await connection.recv())
+                hello = read_hello(await connection.recv())
+        except frames.FrameError as error:
+            self._metrics.sessions_total["bad_frame"].inc()
+            await connection.close(frames.Close.BAD_FRAME, frames.close_reason(str(error)))
+            return None
         except TimeoutError:
             # No fault of the program's: a lid that was closed just then. It is to dial again.
             self._metrics.sessions_total["no_pong"].inc()
             await connection.close(frames.Close.NO_PONG, "no hello in time")
-            return None
-        if hello is None:
-            self._metrics.sessions_total["bad_frame"].inc()
-            await connection.close(frames.Close.BAD_FRAME, frames.close_reason(problem))
             return None
 
         # Kept for as long as the session lives, so not with the hello and its catalogue in it.
@@ -218,36 +224,24 @@ class Sockets:
         await self._pump.empty.wait()
 
 
-def _read_hello(text: str | bytes) -> tuple[frames.Hello | None, str]:
-    if not isinstance(text, str):
-        return None, "a binary frame: frames are JSON text"
-    try:
-        hello = frames.decode_from_sidecar(text)
-    except frames.FrameError as error:
-        return None, f"a bad hello: {error}"
-    if not isinstance(hello, frames.Hello):
-        return None, "the first frame must be hello"
-    if not is_id(hello.machine) or not is_id(hello.journal):
-        return None, "hello: machine and journal must be ids (1-200 of A-Z a-z 0-9 . _ : @ -)"
-    if problem := catalogue_problem(hello.tools):
-        return None, f"hello: {problem}"
-    if len(hello.running) > RUNNING_MAX or not all(is_uuid(job) for job in hello.running):
-        return None, f"hello: running must be at most {RUNNING_MAX} job ids"
-    # Postgres stores no U+0000; a machine is not turned away for one in its name.
-    raw, mended = json.check_raw(json.dumps(hello))
-    return (msgspec.json.decode(raw, type=frames.Hello) if mended else hello), ""
-
-
-def _problem(
-    connection: ServerConnection, status: int, slug: str, detail: str, *, retry_after_s: int | None = None
-) -> Response:
-    title = http.HTTPStatus(status).phrase
-    body = {"type": f"/problems/{slug}", "title": title, "status": status, "detail": detail}
-    response = connection.respond(http.HTTPStatus(status), json.dumps(body).decode())
-    del response.headers["Content-Type"]
-    response.headers["Content-Type"] = "application/problem+json"
-    if status == 401:
+def _refused(connection: ServerConnection, kind: Kind, detail: str, *, retry_after_s: int | None = None) -> Response:
+    response = connection.respond(http.HTTPStatus(kind.status), "")
+    _describe(response, kind, detail)
+    if kind.status == 401:
         response.headers["WWW-Authenticate"] = "Bearer"
     if retry_after_s is not None:
         response.headers["Retry-After"] = str(retry_after_s)
     return response
+
+
+def _describe_refusal(_connection: ServerConnection, _request: Request, response: Response) -> None:
+    """Describe what the library refuses by itself, too: what it says of it quotes what was sent."""
+    if response.status_code in _NO_HANDSHAKE and response.headers["Content-Type"] != problems.MEDIA_TYPE:
+        _describe(response, problems.BAD_HANDSHAKE, "a WebSocket's handshake by RFC 6455 is needed here")
+
+
+def _describe(response: Response, kind: Kind, detail: str) -> None:
+    response.body = kind.body(detail, status=response.status_code)
+    for name, value in (("Content-Type", problems.MEDIA_TYPE), ("Content-Length", str(len(response.body)))):
+        del response.headers[name]
+        response.headers[name] = value

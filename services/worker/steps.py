@@ -17,8 +17,8 @@ from common.store.tokens import Catalogue, Tokens
 from common.store.turns import Claim, Turn
 from common.store.usage import Used
 from towline.wire import events, json
-from towline.wire.api import TOOL_NAME_CHARACTERS_MAX
 from towline.wire.frames import ARGS_BYTES_MAX, Tool
+from towline.wire.ids import TOOL_NAME_CHARACTERS_MAX
 from towline.wire.thread_events import ToolCall, ToolResult
 from towline.wire.threads import MODEL_CHARACTERS_MAX
 from worker.agents import TOKENS_MAX, AgentFailed

@@ -156,4 +156,5 @@ async def test_a_sidecar_that_dials_a_gateway_is_told_so(door: Door) -> None:
     with pytest.raises(InvalidStatus) as refused:
         await connect(f"{door.stack.gateways[0].url.replace('http', 'ws')}/v1/bridge")
     assert refused.value.response.status_code == 404
+    assert refused.value.response.headers["X-Request-Id"]
     assert b"a sidecar dials a worker" in (refused.value.response.body or b"")

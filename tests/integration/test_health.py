@@ -240,6 +240,53 @@ async def test_a_clear_connection_never_turns_into_http_2(request_head: bytes, s
         await stopped_within(server, task)
 
 
+UNREADABLE: list[tuple[str, bytes, int, str]] = [
+    ("no host", b"GET /ok HTTP/1.1\r\n\r\n", 400, "malformed-request"),
+    ("garbage", b"\x16\x03\x01\xff sent-by-me\r\n\r\n", 400, "malformed-request"),
+    ("length", b"POST /ok HTTP/1.1\r\nHost: x\r\nContent-Length: -7\r\n\r\n", 400, "malformed-request"),
+    ("chunk", b"POST /slow HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nno\r\n", 400, "malformed-request"),
+    ("coding", b"POST /ok HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: gzip\r\n\r\n", 501, "malformed-request"),
+    ("header", b"GET /ok HTTP/1.1\r\nHost: x\r\nX-Key: " + b"k" * 70_000, 431, "headers-too-large"),
+    ("path", b"GET /" + b"p" * 70_000, 431, "headers-too-large"),
+    (
+        "handshake",
+        b"GET /ok HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
+        b"Sec-WebSocket-Key: sent-by-me\r\n\r\n",
+        400,
+        "malformed-request",
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("said", "status", "slug"), [row[1:] for row in UNREADABLE], ids=[row[0] for row in UNREADABLE]
+)
+async def test_what_is_no_request_is_refused_with_a_problem_and_an_id(
+    said: bytes, status: int, slug: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It reaches no application, and nothing of it is repeated; the connection ends."""
+    async with serving(budget_s=1) as (server, _task):
+        ids = set()
+        for _ in range(2):
+            reader, writer = await asyncio.open_connection(HOST, server.port)
+            writer.write(said)
+            async with asyncio.timeout(DEADLINE_S):
+                head, _, body = (await reader.read()).decode().partition("\r\n\r\n")
+            writer.close()
+            headers = dict(line.lower().split(": ", 1) for line in head.split("\r\n")[1:])
+            assert head.startswith(f"HTTP/1.1 {status} ")
+            assert headers["content-type"] == "application/problem+json"
+            problem = json.loads(body)
+            assert (problem["type"], problem["status"]) == (f"/problems/{slug}", status)
+            assert problem["title"]
+            assert problem["detail"]
+            assert "sent-by-me" not in head + body
+            ids.add(headers["x-request-id"])
+        assert len(ids) == 2
+        server.release.set()
+    assert not [record for record in caplog.records if record.name.startswith("hypercorn")]
+
+
 async def test_cancelling_the_server_ends_it_too() -> None:
     """A sibling in the service's task group failed: everything has to go."""
     async with serving(budget_s=3600) as (server, task):

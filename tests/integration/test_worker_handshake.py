@@ -10,9 +10,11 @@ from bridge import Bridge, Peer, hello
 from job_stores import new_user
 from support import eventually
 from websockets.asyncio.client import connect
+from websockets.datastructures import HeadersLike
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from common.ids import UserId, new_id
+from gateway.problems import KINDS
 from towline.wire import frames
 
 
@@ -21,7 +23,7 @@ def user() -> UserId:
     return new_user()
 
 
-async def refused(url: str, *, headers: dict[str, str], subprotocols: list[str] | None = None) -> Any:
+async def refused(url: str, *, headers: HeadersLike, subprotocols: list[str] | None = None) -> Any:
     """The response of a handshake that must be refused."""
     subprotocols = [frames.SUBPROTOCOL] if subprotocols is None else subprotocols
     with pytest.raises(InvalidStatus) as caught:
@@ -32,7 +34,7 @@ async def refused(url: str, *, headers: dict[str, str], subprotocols: list[str] 
     assert response.headers.get_all("Content-Type") == ["application/problem+json"]
     assert problem["status"] == response.status_code
     assert problem.keys() == {"type", "title", "status", "detail"}
-    assert problem["type"].startswith("/problems/")
+    assert (f"/problems/{slug(response)}", KINDS[slug(response)].title) == (problem["type"], problem["title"])
     return response
 
 
@@ -51,6 +53,7 @@ def slug(response: Any) -> str:
         ("expired", 401, "unauthorized"),
         ("api key", 401, "unauthorized"),
         ("in the query", 401, "unauthorized"),
+        ("twice", 401, "unauthorized"),
         ("path", 404, "not-found"),
         ("subprotocol", 400, "bad-subprotocol"),
         ("no subprotocol", 400, "bad-subprotocol"),
@@ -64,7 +67,7 @@ async def test_a_handshake_is_refused_with_a_status_and_a_problem(
     peer = await bridge.machine(user, token=value)
     epoch = (await bridge.held(user).presence())["epoch"]
     path, offered = frames.PATH, [frames.SUBPROTOCOL]
-    headers = {"Authorization": f"Bearer {value}"}
+    headers: HeadersLike = {"Authorization": f"Bearer {value}"}
     match case:
         case "no token" | "in the query":
             headers = {}
@@ -83,6 +86,8 @@ async def test_a_handshake_is_refused_with_a_status_and_a_problem(
             headers = {"Authorization": f"Bearer {await bridge.token(user, ttl_s=0)}"}
         case "api key":
             headers = {"Authorization": f"Bearer {bridge.stack.api_key}"}
+        case "twice":
+            headers = [("Authorization", f"Bearer {value}")] * 2
         case "path":
             path = "/v1/bridges"
         case "subprotocol":
@@ -181,6 +186,7 @@ async def test_odd_text_in_a_hello_is_mended_and_welcome(bridge: Bridge, user: U
     catalogue = await bridge.tokens.catalogue(user)
     assert catalogue is not None
     assert "\x00" not in catalogue.name
+    assert "\\u0000" not in catalogue.tools
 
 
 async def test_a_hello_larger_than_a_frame_may_be_closes_the_socket(bridge: Bridge, user: UserId) -> None:
@@ -201,8 +207,9 @@ async def test_a_large_catalogue_is_welcome(bridge: Bridge, user: UserId) -> Non
 async def test_a_second_hello_is_a_bad_frame(bridge: Bridge, user: UserId) -> None:
     """A session has one machine from beginning to end."""
     peer = await bridge.machine(user)
-    await peer.send(hello(machine="another"))
-    assert await peer.closed() == (4501, "a second hello")
+    async with bridge.counts_close("bad_frame"):
+        await peer.send(hello(machine="another"))
+        assert await peer.closed() == (4501, "a second hello")
 
 
 async def test_a_machine_that_says_nothing_is_cut_off(brisk_bridge: Bridge, user: UserId) -> None:
@@ -265,13 +272,17 @@ async def test_handshakes_that_break_off_leave_no_place_taken(brisk_bridge: Brid
             case 0:
                 writer.write(f"{head}\r\n".encode())
             case 1:
-                writer.write(f"{head}{upgrade}Sec-WebSocket-Version: 12\r\nSec-WebSocket-Key: x\r\n\r\n".encode())
+                writer.write(f"{head}{upgrade}Sec-WebSocket-Version: 12\r\nSec-WebSocket-Key: no-key\r\n\r\n".encode())
             case 2:
                 key = "dGhlIHNhbXBsZSBub25jZQ=="
                 writer.write(f"{head}{upgrade}Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: {key}\r\n\r\n".encode())
         if number % 3 != 2:
             async with asyncio.timeout(10):
-                assert b" 4" in await reader.readline()
+                answer = await reader.read()
+            assert answer.startswith(b"HTTP/1.1 426" if number % 3 == 0 else b"HTTP/1.1 400")
+            assert b'"/problems/bad-handshake"' in answer
+            assert b"content-type: application/problem+json" in answer.lower()
+            assert b"no-key" not in answer  # nothing of what was sent is repeated
         writer.close()
     peer = await eventually(lambda: _a_place(bridge))
     await peer.goodbye()

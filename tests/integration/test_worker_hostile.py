@@ -13,6 +13,7 @@ from websockets.exceptions import ConnectionClosed
 
 from common.ids import UserId, new_id
 from towline.wire import frames
+from worker.session import SEND_QUEUE_MAX
 
 
 @pytest.fixture
@@ -82,13 +83,15 @@ async def test_a_bad_frame_ends_its_own_session_only(
     assert (await peer.next(frames.Job)).job == record.job
 
 
-async def test_a_frame_of_an_unknown_type_is_ignored(bridge: Bridge, user: UserId) -> None:
+async def test_a_frame_of_an_unknown_type_is_ignored_and_counted(bridge: Bridge, user: UserId) -> None:
     """A newer sidecar may say more than this worker understands."""
     peer = await bridge.machine(user)
+    before = await bridge.metric("towline_bridge_unknown_frames_total")
     for said in ('{"type":"job_progress","id":"x","percent":3}', '{"type":"welcome","session":1}', '{"type":""}'):
         await peer.send(said)
     await bridge.fence(user, peer)
     assert peer.socket.close_code is None
+    assert await bridge.metric("towline_bridge_unknown_frames_total") == before + 3
 
 
 @pytest.mark.parametrize(
@@ -148,7 +151,20 @@ async def test_a_machine_that_never_reads_is_cut_off(bridge: Bridge, user: UserI
     with contextlib.suppress(ConnectionError):
         await eventually(is_closed, 40)
     writer.close()
+    # It reads no close code either, so the worker is asked for the reason.
+    await eventually(lambda: bridge.logged("session_ended", user=user))
+    assert [line["reason"] for line in bridge.logged("session_ended", user=user)] == ["too_slow"]
     await bridge.machine(user, token=token)
+
+
+async def test_a_machine_that_asks_faster_than_it_is_answered_is_cut_off_and_told(bridge: Bridge, user: UserId) -> None:
+    """Frames that wait are bounded: pings that come at once, more than may wait, end their own session."""
+    peer = await bridge.machine(user)
+    ping = b'{"type":"ping","n":12345678}'
+    async with bridge.counts_close("too_slow"):
+        masked = b"\x81" + bytes([0x80 | len(ping)]) + b"\x00" * 4 + ping
+        peer.socket.transport.write(masked * 4 * SEND_QUEUE_MAX)
+        assert await peer.closed() == (frames.Close.TOO_SLOW, "frames wait too long")
 
 
 async def test_a_hundred_machines_that_vanish_at_once_leave_the_neighbour_alone(

@@ -8,6 +8,7 @@ from job_stores import accepted, new_user
 from support import eventually
 
 from common.ids import UserId
+from common.store.cancels import Cancels
 from common.store.records import Record
 from towline.wire import frames
 
@@ -147,6 +148,31 @@ async def test_an_outcome_for_another_users_job_is_ignored(brisk_bridge: Bridge,
     await liar.answer(own_job)
     await liar.acknowledgement(own.job)
     assert liar.acknowledged() == [own.job]
+    assert not (await bridge.record(record.job)).terminal
+    await owners_peer.answer(job, '"the truth"')
+    assert (await bridge.ended(record.job)).outcome == '{"result":"the truth"}'
+
+
+async def test_a_machine_that_claims_to_run_another_users_job_changes_nothing(
+    brisk_bridge: Bridge, user: UserId
+) -> None:
+    """Its hello keeps the job from nobody, its answer does not end it, and it is not the one that is told to stop."""
+    bridge = brisk_bridge
+    owner = new_user()
+    record = await bridge.submit(owner, hinted=False, name="fill_form")
+    liar = await bridge.machine(user, running=[record.job])
+    owners_peer = await bridge.machine(owner)
+    job = await owners_peer.next(frames.Job)
+    assert (job.job, job.attempt) == (record.job, 1)
+    await Cancels(bridge.redis, bridge.requests, bridge.jobs).tell_machine(record)
+    assert (await owners_peer.next(frames.JobCancel)).id == job.id
+    await liar.send(f'{{"type":"job_result","job":"{record.job}","outcome":"completed","result":"a lie"}}')
+    # What the liar says of its own afterwards is heard, so the lie was read.
+    own, own_job = await deliver(bridge, user, liar)
+    await liar.answer(own_job)
+    await liar.acknowledgement(own.job)
+    assert liar.acknowledged() == [own.job]
+    assert not any(isinstance(frame, frames.JobCancel) for frame in liar.received)
     assert not (await bridge.record(record.job)).terminal
     await owners_peer.answer(job, '"the truth"')
     assert (await bridge.ended(record.job)).outcome == '{"result":"the truth"}'

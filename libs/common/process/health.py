@@ -4,7 +4,8 @@ Owns:     the listening socket, the end of every HTTP server, the probes and the
 Promises: `serve` returns within its budget and a second or so, whatever connections are open and whatever Hypercorn
           waits for. A store that is away shows in the body of /readyz and in `towline_dependency_up`, never in a
           probe's status: stores are shared, and readiness tied to them would take out every replica at once.
-          HTTP/2 is what a TLS handshake agreed upon, never what a connection of HTTP/1.1 turns into.
+          HTTP/2 is what a TLS handshake agreed upon, never what a connection of HTTP/1.1 turns into. What is no request
+          at all is refused with a problem, too (`http1`).
 Used by:  every service (serve_admin); the gateway for its public port (open_listener, serve).
 """
 
@@ -21,7 +22,6 @@ from typing import Any, NamedTuple, cast
 import hypercorn.asyncio
 import structlog
 from hypercorn.config import Config
-from hypercorn.protocol.h11 import H11Protocol
 from prometheus_client import CollectorRegistry, Gauge
 from prometheus_client.exposition import choose_encoder
 from starlette.applications import Starlette
@@ -31,6 +31,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from common.errors import StoreUnavailable
+from common.process import http1
 from common.process.backoff import Backoff
 from common.process.lifecycle import Lifecycle, State
 from common.process.metrics import ProcessMetrics
@@ -118,8 +119,7 @@ async def serve(
         OSError, ssl.SSLError: the certificate or its key cannot be read.
     """
     asyncio.get_running_loop().set_exception_handler(_handle_loop_error)
-    # Hypercorn has no setting for it, and makes its connections itself.
-    H11Protocol._check_protocol = _stay_with_http1  # type: ignore[assignment, method-assign]
+    http1.install()
     door = _Door(app, closing)
     trigger = asyncio.Event()
     serving = hypercorn.asyncio.serve(
@@ -144,13 +144,6 @@ async def serve(
         if not stop.is_set():
             raise error
         logger.warning("http_close_failed", exc_info=error)
-
-
-async def _stay_with_http1(_protocol: H11Protocol, _request: object) -> None:
-    """Heed neither `Upgrade: h2c` nor HTTP/2's preface: a proxy in front would see one request, and we serve hundreds.
-
-    The first is answered as if it had not asked, as RFC 9110 permits; the second is no HTTP/1.1 that we know.
-    """
 
 
 def _handle_loop_error(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:

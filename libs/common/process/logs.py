@@ -1,7 +1,7 @@
 """Logs: one line per event, JSON for collectors or text for people, our own and the libraries' alike.
 
-Owns:     how a log line is made, and which ids every line of a request or job carries (structlog's context variables:
-          `structlog.contextvars.bound_contextvars(request_id=..., traceparent=..., user=..., job=...)`).
+Owns:     how a log line is made. A gateway binds `request_id` to every line of a request (structlog's context
+          variables); the other ids (`user`, `job`, `traceparent`) are given by the lines that have them.
 Promises: a log call never raises. Nothing here writes credentials, query strings or payloads: callers do not pass
           them, and what slips through under a telling name, or inside a URL, is cut out.
 """

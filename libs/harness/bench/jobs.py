@@ -30,7 +30,7 @@ RUNS = (
     _run("towline unhinted, 1 in flight", "towline", Load(300, 1, "note"), 30),
     _run("naive hub, 64 in flight", "naive hub", Load(5000, 64), 300),
     _run("towline, 64 in flight", "towline", Load(5000, 64), 300),
-    _run("towline, 6 in flight", "towline", Load(5000, 6, seconds=8), 300),
+    _run("towline, 6 in flight", "towline", Load(5000, 6, seconds=30), 300),
     _run("probes, 1 in flight", "status", Load(500, 1), 50),
     _run("towline 2+2, 64 in flight", "towline 2+2", Load(5000, 64), 300),
     _run("celery, 1 in flight", "celery", Load(300, 1), 30),

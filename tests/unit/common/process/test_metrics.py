@@ -28,6 +28,7 @@ def test_the_worker_shows_every_closed_series_at_zero(registry: CollectorRegistr
         'towline_job_seconds_count{phase="reply"} 0.0',
         'towline_job_redeliveries_total{reason="claimed"} 0.0',
         "towline_bridge_sockets 0.0",
+        "towline_bridge_unknown_frames_total 0.0",
         'towline_bridge_sessions_total{close="replaced"} 0.0',
         "towline_presence_refresh_seconds_count 0.0",
         'towline_queue_depth{queue="queued"} 0.0',

@@ -56,6 +56,7 @@ class TcpProxy:
         self._server: asyncio.Server | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._links: set[_Link] = set()
+        self._cuts_made = 0
 
     @property
     def url(self) -> str:
@@ -102,7 +103,8 @@ class TcpProxy:
             self.delay_s[direction] = seconds
 
     def cut(self) -> None:
-        """Reset every open connection, at both ends; new ones are served."""
+        """Reset every open connection, at both ends, and those that are being opened; new ones are served."""
+        self._cuts_made += 1
         for link in self._links:
             link.cut()
 
@@ -145,8 +147,14 @@ class TcpProxy:
         assert task is not None
         self._tasks.add(task)
         self.accepted += 1
+        before = self._cuts_made
         try:
+            if self._server is None:  # it was accepted just before
+                return
             server_reader, server_writer = await asyncio.open_connection(*self._target)
+            if self._cuts_made != before:
+                _reset(server_writer)
+                return
             link = _Link(self, task, writer, server_writer)
             self._links.add(link)
             try:

@@ -124,6 +124,19 @@ async def test_cut_resets_open_connections_and_serves_new_ones(proxy: TcpProxy, 
     assert proxy.accepted == 3
 
 
+async def test_cut_also_ends_what_is_being_opened(proxy: TcpProxy) -> None:
+    """A connection that the system has accepted and nobody here has seen yet is none that goes on."""
+    for _ in range(20):
+        await proxy.heal()
+        reader, writer = await asyncio.open_connection(proxy.host, proxy.port)
+        proxy.refuse()
+        proxy.cut()
+        async with asyncio.timeout(5):
+            with contextlib.suppress(ConnectionResetError):
+                assert await reader.read() == b""
+        writer.close()
+
+
 async def test_cut_also_ends_what_is_held_back(proxy: TcpProxy, client: redis.asyncio.Redis) -> None:
     """Bytes of a stalled connection that was cut never arrive."""
     proxy.stall()

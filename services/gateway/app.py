@@ -117,7 +117,7 @@ async def run(settings: GatewaySettings, lifecycle: Lifecycle, registry: Collect
                 redis=redis,
                 jobs=jobs,
                 requests=requests,
-                cancels=Cancels(redis, requests, jobs),
+                cancels=Cancels(requests, jobs),
                 tokens=tokens,
                 waiters=waiters,
                 timing=timing,

@@ -187,7 +187,7 @@ async def _turns(worker: Worker, group: asyncio.TaskGroup) -> AsyncIterator[None
                 redis=redis,
                 jobs=worker.jobs,
                 requests=worker.requests,
-                cancels=Cancels(redis, worker.requests, worker.jobs),
+                cancels=Cancels(worker.requests, worker.jobs),
                 waiters=waiters,
                 timing=worker.timing,
                 metrics=metrics,

@@ -73,6 +73,7 @@ class Dispatch:
         self._taken_at: dict[JobId, float] = {}
         self._durable: list[JobId] = []
         self._cancelled: set[JobId] = set()  # what the machine was asked to stop, or will be once it is welcomed
+        self._to_cancel: set[JobId] = set()  # of those, as of the last assertion, what it may not have been sent yet
         self._is_welcomed = False
         self._gathers_acknowledgements = True
 
@@ -152,6 +153,9 @@ class Dispatch:
                 traceparent=entry.traceparent,
             )
         )
+        if entry.job in self._to_cancel:
+            self._to_cancel.discard(entry.job)
+            self.cancel(entry.job)
         logger.debug("job_sent", user=self._machine.user, job=entry.job, frame=frame_id, attempt=attempt)
 
     def result(self, frame: frames.JobResult) -> None:
@@ -182,7 +186,14 @@ class Dispatch:
             if self._is_welcomed:
                 self._send_cancel(job)
         else:
+            self._to_cancel.add(job)
             self.window.doubt(job)
+
+    def cancel_all(self, jobs: Sequence[JobId]) -> None:
+        """Stop all that are to be stopped; what was asked for before and is not among them has ended."""
+        self._to_cancel.clear()
+        for job in jobs:
+            self.cancel(job)
 
     def welcomed(self) -> None:
         """The machine heeds frames from now on; what it lists as running may have been cancelled before."""

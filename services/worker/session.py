@@ -328,6 +328,7 @@ class Session:
         elif self._tools is self._asserted_tools:  # else they changed while this assertion was on its way
             self._tools = None
         self.dispatch.taken(served.taken)
+        self.dispatch.cancel_all(served.cancels)
 
     def place_freed(self) -> None:
         """There is room again: claim what a claim left behind, else take what is owed."""

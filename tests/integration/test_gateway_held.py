@@ -79,7 +79,7 @@ async def door(redis_store: Redis, postgres: Postgres, jobs: Jobs, requests: Req
         redis=redis_store,
         jobs=jobs,
         requests=requests,
-        cancels=Cancels(redis_store, requests, jobs),
+        cancels=Cancels(requests, jobs),
         tokens=tokens,
         waiters=waiters,
         timing=TIMING,

@@ -160,6 +160,23 @@ async def test_a_note_goes_to_the_worker_that_presence_names(
     assert 0 < await redis_client.ttl(keys.control(WORKER)) <= keys.STREAM_TTL_S
 
 
+async def test_a_cancel_is_told_to_each_session_until_the_job_is_settled(
+    redis_store: Redis, jobs: Jobs, requests: Requests, user: UserId, redis_client: redis.asyncio.Redis
+) -> None:
+    """One that comes after its end is a note, and nothing that stays."""
+    record = await queued(requests, jobs, user)
+    await jobs.ask_to_stop(record.job, user)
+    assert 0 < await redis_client.ttl(keys.cancels(user)) <= keys.QUEUE_TTL_S
+    for epoch in (1, 2):
+        assert (await Holder(redis_store, user, epoch=epoch).serve()).cancels == [record.job]
+    assert await notes(redis_client, keys.control(WORKER)) == []  # nobody was there
+    await jobs.settle(await finished(requests, record))
+    await jobs.ask_to_stop(record.job, user)
+    assert (await Holder(redis_store, user, epoch=3).serve()).cancels == []
+    assert await notes(redis_client, keys.control(WORKER)) == [{"note": "cancel", "user": user, "job": record.job}]
+    assert not await redis_client.exists(keys.cancels(user))
+
+
 # ---- serve: presence
 
 

@@ -359,7 +359,7 @@ async def test_a_running_job_is_cancelled_over_a_socket_that_it_did_not_come_by(
     await peer.next(frames.Job)
     peer.break_off()
     peer = await bridge.machine(user, token=token, running=[record.job])
-    cancels = Cancels(bridge.redis, bridge.requests, bridge.jobs)
+    cancels = Cancels(bridge.requests, bridge.jobs)
     for _ in range(2):
         assert await cancels.end_queued(record) is None  # it was begun
         await cancels.tell_machine(record)
@@ -372,6 +372,28 @@ async def test_a_running_job_is_cancelled_over_a_socket_that_it_did_not_come_by(
     assert sum(isinstance(frame, frames.JobCancel) for frame in peer.received) == 1
 
 
+@pytest.mark.parametrize("is_running", [True, False])
+async def test_a_job_that_is_cancelled_between_two_sockets_is_stopped_by_the_next(
+    bridge: Bridge, user: UserId, is_running: bool
+) -> None:
+    """Whether the machine still runs it, or is sent it again; and only until it has ended."""
+    token = await bridge.token(user)
+    peer = await bridge.machine(user, token=token)
+    record = await bridge.submit(user, hinted=False, name="fill_form")
+    await peer.next(frames.Job)
+    peer.break_off()
+    await eventually(lambda: _is_reconnecting(bridge, user))
+    await Cancels(bridge.requests, bridge.jobs).tell_machine(record)
+    peer = await bridge.machine(user, token=token, running=[record.job] if is_running else [])
+    frame_id = "" if is_running else (await peer.next(frames.Job)).id
+    assert (await peer.next(frames.JobCancel)).id == frame_id
+    failure = frames.Failure("cancelled", "cancelled while it ran")
+    await peer.send(frames.JobResult(outcome="unknown", job=record.job, error=failure))
+    assert (await bridge.ended(record.job)).state == "unknown"
+    await eventually(lambda: _is_settled(bridge, user))
+    assert not await bridge.client.exists(keys.cancels(user))
+
+
 async def test_a_hinted_job_that_was_cancelled_while_it_waited_is_not_sent(bridge: Bridge, user: UserId) -> None:
     """Its caller was told that it did not run. It waits here, behind one that goes alone, and needs no mark."""
     first = await bridge.submit(user, hinted=False, name="fill_form")
@@ -379,7 +401,7 @@ async def test_a_hinted_job_that_was_cancelled_while_it_waited_is_not_sent(bridg
     peer = await bridge.machine(user)
     job = await peer.next(frames.Job)
     assert await bridge.held(user).pending() == 3  # all three were taken
-    cancelled = await Cancels(bridge.redis, bridge.requests, bridge.jobs).end_queued(second)
+    cancelled = await Cancels(bridge.requests, bridge.jobs).end_queued(second)
     assert cancelled is not None
     assert cancelled.state == "cancelled"
     await bridge.fence(user, peer)  # the note was heeded

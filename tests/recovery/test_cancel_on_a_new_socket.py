@@ -27,7 +27,10 @@ def connections(sidecar: Sidecar) -> int:
 async def test_a_running_job_is_cancelled_after_its_worker_was_killed(
     postgres_url: str, redis_url: str, tmp_path: Path
 ) -> None:
-    """The next session knows it from the hello alone. The tool is stopped, the job `unknown`, and the lane free."""
+    """While no worker is there. The next session knows the job from the hello alone, and the cancel from Redis.
+
+    The tool is stopped, the job `unknown`, and the lane free.
+    """
     executions = tmp_path / "executions"
     env = {"EXECUTIONS": str(executions), "PYTHONPATH": os.environ.get("PYTHONPATH", "")}
     user = new_user()
@@ -40,11 +43,10 @@ async def test_a_running_job_is_cancelled_after_its_worker_was_killed(
             job = await client.submit(user, "click", {"button": "slow", "seconds": 100}, idempotency_key="slow")
             await eventually(executions.exists)
             worker.kill()
-            await worker.start_ready()
-            await eventually(lambda: connections(sidecar) == 2, 20)
-
             asked = await client.cancel_job(job.job)
             assert not asked.terminal
+            await worker.start_ready()
+            await eventually(lambda: connections(sidecar) == 2, 20)
 
             async def ended() -> api.Job | None:
                 now = await client.read_job(job.job)

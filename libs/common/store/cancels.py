@@ -7,11 +7,8 @@ Used by:  the gateway (its callers' jobs), the worker (the tools of its turns).
 import structlog
 
 from common.errors import StoreUnavailable
-from common.ids import WorkerId
-from common.store.control import tell_worker
 from common.store.jobs import Jobs
 from common.store.records import Record
-from common.store.redis import Redis
 from common.store.requests import Requests
 
 logger = structlog.get_logger(__name__)
@@ -20,8 +17,7 @@ logger = structlog.get_logger(__name__)
 class Cancels:
     """See the module."""
 
-    def __init__(self, redis: Redis, requests: Requests, jobs: Jobs) -> None:
-        self._redis = redis
+    def __init__(self, requests: Requests, jobs: Jobs) -> None:
         self._requests = requests
         self._jobs = jobs
 
@@ -44,8 +40,5 @@ class Cancels:
         return cancelled
 
     async def tell_machine(self, record: Record) -> None:
-        """Ask the machine, if it is connected, to stop a job; it need not heed. Raises: StoreUnavailable."""
-        seen = await self._jobs.ask(record.user, "")
-        if worker := seen.presence.get("worker"):
-            note = {"note": "cancel", "user": record.user, "job": record.job}
-            await tell_worker(self._redis, WorkerId(worker), note)
+        """Ask the machine, now or when it is connected, to stop a job; it need not heed. Raises: StoreUnavailable."""
+        await self._jobs.ask_to_stop(record.job, record.user)

@@ -1,10 +1,10 @@
 """Jobs in Redis: from the door to the session that holds the user's socket, and away again.
 
-Owns:     `bridge:jobs`, `bridge:jobs_index`, `bridge:result`, `bridge:waiters` (names in `keys`).
+Owns:     `bridge:jobs`, `bridge:jobs_index`, `bridge:result`, `bridge:waiters`, `bridge:cancels` (names in `keys`).
 Promises: an entry per job; only the newest session takes; what is settled is gone. Redis is disposable: everything here
           is made anew from `requests`.
 Used by:  the gateway and the worker's tool calls (ask, enqueue, wait_for), the worker's pump (take) and outcomes
-          (settle), the sweeper (missing, enqueue_many, unsettled, settle).
+          (settle), the sweeper (missing, enqueue_many, unsettled, settle), `cancels` (settle, ask_to_stop).
 """
 
 import itertools
@@ -155,6 +155,20 @@ class Jobs:
         """Which of these open jobs have no entry; users are passed over as above. Raises: StoreUnavailable."""
         return [job for job, has_entry in await self._look_up(open_jobs) if not has_entry]
 
+    async def ask_to_stop(self, job: JobId, user: UserId) -> None:
+        """Have the machine that runs a job asked to stop it, now or when it is connected; it need not heed.
+
+        Raises:
+            StoreUnavailable: it may or may not be asked; safe to repeat.
+        """
+        await self._call(
+            Call(
+                script("cancel"),
+                [keys.cancels(user), keys.presence(user), keys.result(job)],
+                [job, user, keys.QUEUE_TTL_S, keys.CONTROL_PREFIX, keys.STREAM_LEN_MAX, keys.STREAM_TTL_S],
+            )
+        )
+
     async def unsettled(self, ends: Sequence[End]) -> list[JobId]:
         """Which of these ended jobs still have an entry; users are passed over as above. Raises: StoreUnavailable."""
         return [job for job, has_entry in await self._look_up(ends) if has_entry]
@@ -281,7 +295,14 @@ def _settle_call(record: Record | Ended) -> Call:
     user, job = record.user, record.job
     return Call(
         script("settle"),
-        [keys.jobs(user), keys.jobs_index(user), keys.result(job), keys.waiters(job), keys.presence(user)],
+        [
+            keys.jobs(user),
+            keys.jobs_index(user),
+            keys.result(job),
+            keys.waiters(job),
+            keys.presence(user),
+            keys.cancels(user),
+        ],
         [
             job,
             keys.GROUP,

@@ -80,6 +80,11 @@ def jobs_index(user: UserId) -> str:
     return f"bridge:jobs_index:{user}"
 
 
+def cancels(user: UserId) -> str:
+    """Set of begun jobs that the machine is to be asked to stop; settle removes them. As long-lived as the stream."""
+    return f"bridge:cancels:{user}"
+
+
 def waiters(job: JobId) -> str:
     """Set of gateways whose callers wait for the job."""
     return f"bridge:waiters:{job}"

@@ -48,6 +48,7 @@ class Served:
         left: claimed entries for which there was no free place.
         taken: entries that the session holds from now on, in stream order.
         unreadable: ids of entries that say no job; the next assertion is to name them.
+        cancels: jobs that the machine is to be asked to stop, if it has them.
     """
 
     status: Literal["ok", "outranked", "other"]
@@ -58,6 +59,7 @@ class Served:
     left: int = 0
     taken: Sequence[Taken] = ()
     unreadable: Sequence[str] = ()
+    cancels: Sequence[JobId] = ()
 
 
 def serve_call(assertion: Assertion, timing: keys.Timing) -> Call:
@@ -78,6 +80,7 @@ def serve_call(assertion: Assertion, timing: keys.Timing) -> Call:
             keys.BORN,
             keys.jobs(a.user),
             keys.jobs_index(a.user),
+            keys.cancels(a.user),
         ],
         [
             a.epoch,
@@ -104,7 +107,7 @@ def parse_serve(answer: Any) -> Served:
     """Read the answer to `serve_call`."""
     if answer[0] != b"ok":
         return Served("outranked" if answer[0] == b"outranked" else "other", machine=answer[1].decode())
-    _, raised, tools_missing, born, left, flat = answer
+    _, raised, tools_missing, born, left, flat, cancels = answer
     taken, unreadable = parse_served(flat)
     return Served(
         "ok",
@@ -114,6 +117,7 @@ def parse_serve(answer: Any) -> Served:
         left=left,
         taken=taken,
         unreadable=unreadable,
+        cancels=[JobId(job.decode()) for job in cancels],
     )
 
 

@@ -1,12 +1,13 @@
 -- A session asserts itself (first, or at each heartbeat), then claims, then takes: rules 12, 13, 14, 14a.
 -- KEYS[1] presence  KEYS[2] epoch  KEYS[3] tools  KEYS[4] born  KEYS[5] jobs stream  KEYS[6] index
+-- KEYS[7] cancels
 -- ARGV[1] epoch  ARGV[2] '1' for the first assert of a session  ARGV[3] machine  ARGV[4] worker  ARGV[5] session
 -- ARGV[6] since (ms)  ARGV[7] last sign of life (ms)  ARGV[8] busy '0'|'1'  ARGV[9] presence TTL (ms)
 -- ARGV[10] epoch TTL (s)  ARGV[11] group  ARGV[12] free places  ARGV[13] jobs in flight, joined by ' '
 -- ARGV[14] number of this call  ARGV[15] ids of entries that this session cannot read, joined by ' '
 -- ARGV[16..] tool name, 'h' | 'u', ...: the catalogue, when it is to be written
 -- Returns {'outranked' | 'other', machine of the live presence} with nothing written, or
--- {'ok', raised, tools missing, born, bodies left behind by the claim, {id, body, claimed '1'|'0', ...}}.
+-- {'ok', raised, tools missing, born, bodies left behind by the claim, {id, body, claimed '1'|'0', ...}, jobs to cancel}.
 local mine = tonumber(ARGV[1])
 local stored = tonumber(redis.call('GET', KEYS[2]) or '-1')
 local live = redis.call('HGET', KEYS[1], 'machine')
@@ -88,4 +89,5 @@ if redis.call('EXISTS', KEYS[5]) == 1 then
     if read then for _, entry in ipairs(read[1][2]) do give(entry[1], entry[2][4] or '', '0') end end
   end
 end
-return {'ok', stored < mine and 1 or 0, 1 - tools_known, redis.call('GET', KEYS[4]), left, taken}
+return {'ok', stored < mine and 1 or 0, 1 - tools_known, redis.call('GET', KEYS[4]), left, taken,
+  redis.call('SMEMBERS', KEYS[7])}

@@ -8,6 +8,7 @@ asks for them and a container engine answers; the embedded servers (`harness.emb
 import asyncio
 import contextlib
 import os
+import secrets
 import warnings
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -16,8 +17,9 @@ from pathlib import Path
 from harness.embedded import EmbeddedPostgres, EmbeddedValkey
 from harness.runner import hold_directory
 
-POSTGRES_IMAGE = "postgres:18"
-REDIS_IMAGE = "redis:7.4"
+# As Compose has them.
+POSTGRES_IMAGE = "postgres:17-alpine"
+REDIS_IMAGE = "redis:7-alpine"
 REDIS_COMMAND = "redis-server --appendonly yes --save '' --maxmemory-policy noeviction --databases 64"
 
 
@@ -77,9 +79,9 @@ async def _is_engine_answering() -> bool:
 
 @contextlib.asynccontextmanager
 async def _postgres_container() -> AsyncIterator[str]:
-    from testcontainers.postgres import PostgresContainer  # noqa: PLC0415
+    from testcontainers.community.postgres import PostgresContainer  # noqa: PLC0415
 
-    container = PostgresContainer(POSTGRES_IMAGE, driver=None)
+    container = PostgresContainer(POSTGRES_IMAGE, password=secrets.token_hex(16), driver=None)
     try:
         await asyncio.to_thread(container.start)
         yield container.get_connection_url()
@@ -89,11 +91,14 @@ async def _postgres_container() -> AsyncIterator[str]:
 
 @contextlib.asynccontextmanager
 async def _redis_container() -> AsyncIterator[str]:
-    from testcontainers.redis import RedisContainer  # noqa: PLC0415
+    from testcontainers.community.redis import RedisContainer  # noqa: PLC0415
 
-    container = RedisContainer(REDIS_IMAGE).with_command(REDIS_COMMAND)
+    # The port is open to this machine's network.
+    password = secrets.token_hex(16)
+    container = RedisContainer(REDIS_IMAGE, password=password)
+    container.with_command(f"{REDIS_COMMAND} --requirepass {password}")
     try:
         await asyncio.to_thread(container.start)
-        yield f"redis://{container.get_container_host_ip()}:{container.get_exposed_port(6379)}/0"
+        yield f"redis://:{password}@{container.get_container_host_ip()}:{container.get_exposed_port(6379)}/0"
     finally:
         await asyncio.to_thread(container.stop)

@@ -22,9 +22,10 @@ from common.store import postgres as store_postgres
 from common.store.postgres import Postgres, open_postgres
 from common.store.queues import UserStream, read_depths, read_stream
 from common.store.redis import open_redis
-from common.store.tokens import SCOPES, KeyRow, Tokens
+from common.store.tokens import KeyRow, Tokens
 from towline.cli.terminal import Exit, JsonFlag, examples, fail, note, write_fields, write_json, write_table
 from towline.wire import api
+from towline.wire.api import SCOPES
 from towline.wire.ids import is_id
 
 # Each has its settings in `{service}.settings`. By name: services stand above this library, which imports none of them.

@@ -15,7 +15,7 @@ from towline.wire.api import Problem
 MEDIA_TYPE = "application/problem+json"
 
 
-class Kind(NamedTuple):
+class ProblemType(NamedTuple):
     """One problem type. `status`: the usual one; `advice`: what the caller should do."""
 
     slug: str
@@ -39,7 +39,7 @@ class Kind(NamedTuple):
 
 # ---- of every service
 
-MALFORMED_REQUEST = Kind(
+MALFORMED_REQUEST = ProblemType(
     "malformed-request",
     400,
     "This is not a request of HTTP",
@@ -47,14 +47,14 @@ MALFORMED_REQUEST = Kind(
     " it was heeded. A transfer coding that is not known here is answered with 501 instead. Nothing was recorded.",
     "Look at what builds the request: the client library, or a proxy in between. The connection is closed.",
 )
-HEADERS_TOO_LARGE = Kind(
+HEADERS_TOO_LARGE = ProblemType(
     "headers-too-large",
     431,
     "The head of the request is too large",
     "Path, query and headers together are larger than a server here takes; 16 KiB always pass. Nothing was recorded.",
     "Shorten them; large data belongs in the body. The connection is closed.",
 )
-NOT_FOUND = Kind(
+NOT_FOUND = ProblemType(
     "not-found",
     404,
     "There is no such thing here",
@@ -62,7 +62,7 @@ NOT_FOUND = Kind(
     " apart. Ended jobs are forgotten after the retention of their keys.",
     "Check the path and the id, and whether the key is bound to other users.",
 )
-STORE_UNAVAILABLE = Kind(
+STORE_UNAVAILABLE = ProblemType(
     "store-unavailable",
     503,
     "A store does not answer",
@@ -72,7 +72,7 @@ STORE_UNAVAILABLE = Kind(
 
 # ---- of a worker, to a sidecar that connects
 
-BAD_HANDSHAKE = Kind(
+BAD_HANDSHAKE = ProblemType(
     "bad-handshake",
     400,
     "This is no handshake of a WebSocket",
@@ -81,14 +81,14 @@ BAD_HANDSHAKE = Kind(
     "A sidecar connects here, over a WebSocket. The HTTP API is a gateway's; and a proxy in between must pass on"
     " `Upgrade` and `Connection`.",
 )
-BAD_SUBPROTOCOL = Kind(
+BAD_SUBPROTOCOL = ProblemType(
     "bad-subprotocol",
     400,
     "The subprotocol is not spoken here",
     "The sidecar did not offer the subprotocol (`Sec-WebSocket-Protocol`) that `detail` names.",
     "Use a sidecar of a version that speaks it.",
 )
-UNAUTHORIZED = Kind(
+UNAUTHORIZED = ProblemType(
     "unauthorized",
     401,
     "No valid machine token was given",
@@ -96,14 +96,14 @@ UNAUTHORIZED = Kind(
     " revoked or expired, or there is none.",
     "Mint a token for the machine's user (`POST /v1/users/{user}/machine-tokens`) and give it to the sidecar.",
 )
-DRAINING = Kind(
+DRAINING = ProblemType(
     "draining",
     503,
     "This worker is leaving",
     "The worker has been told to stop, and takes no more machines.",
     "Connect again after `Retry-After` seconds: another worker answers.",
 )
-TOO_MANY_SOCKETS = Kind(
+TOO_MANY_SOCKETS = ProblemType(
     "too-many-sockets",
     503,
     "This worker is full",

@@ -10,8 +10,9 @@ from pathlib import Path
 
 from common.ids import UserId
 from common.store.postgres import open_postgres
-from common.store.tokens import SCOPES, Tokens
+from common.store.tokens import Tokens
 from harness.runner import Process
+from towline.wire.api import SCOPES
 
 CONNECTED_WITHIN_S = 30.0
 

@@ -96,7 +96,7 @@ class Announcements:
         ended: list[TurnId] = []
         for one, problem in zip(batch, found, strict=True):
             if isinstance(problem, StoreUnavailable):
-                logger.warning("announcement_delayed", thread=one.said.thread, problem=str(problem))
+                logger.warning("announcement_delayed", thread=one.said.thread, error=str(problem))
                 # It may be there, or others' words by now: whether it is the first of all is not known any more.
                 unsaid.append(one._replace(is_first=False))
             elif problem is not None:
@@ -107,5 +107,5 @@ class Announcements:
         try:
             await self._turns.mark_announced(ended)
         except StoreUnavailable as error:
-            logger.warning("announcements_unmarked", turns=len(ended), problem=str(error))  # the net says them again
+            logger.warning("announcements_unmarked", turns=len(ended), error=str(error))  # the net says them again
         return unsaid

@@ -29,18 +29,18 @@ from common.store.turns import Turns
 from common.store.usage import Usage
 from gateway.agents import AgentRoutes
 from gateway.announcements import Announcements
+from gateway.api_keys import ApiKeyRoutes
 from gateway.auth import Auth
-from gateway.browsers import BrowserRoutes
 from gateway.fanout import Fanout
 from gateway.http import Application
 from gateway.jobs import JobRoutes
-from gateway.keys import KeyRoutes
 from gateway.machines import MachineRoutes
 from gateway.metrics import GatewayMetrics
 from gateway.routes import Handlers, routes
 from gateway.runs import RunRoutes
 from gateway.settings import GatewaySettings
 from gateway.stream import StreamRoutes
+from gateway.stream_token_routes import StreamTokenRoutes
 from gateway.stream_tokens import StreamTokens
 from gateway.threads import ThreadRoutes
 from gateway.topics import Topics, stream_of
@@ -93,7 +93,6 @@ async def run(settings: GatewaySettings, lifecycle: Lifecycle, registry: Collect
             requests,
             gateway=gateway,
             timing=timing,
-            waiters_max=settings.waiters_max,
         )
         fanout = Fanout(
             redis,
@@ -106,8 +105,15 @@ async def run(settings: GatewaySettings, lifecycle: Lifecycle, registry: Collect
             keepalive_s=settings.sse_keepalive_s,
             buffer_bytes=settings.sse_buffer_bytes,
         )
-        turn_waiters = TurnWaiters(turns, log, fanout, waiters_max=settings.waiters_max)
-        metrics.waiters.set_function(lambda: waiters.count + turn_waiters.count)
+        turn_waiters = TurnWaiters(turns, log, fanout)
+
+        def count_waiters() -> int:
+            return waiters.count + turn_waiters.count
+
+        def is_full() -> bool:
+            return count_waiters() >= settings.waiters_max
+
+        metrics.waiters.set_function(count_waiters)
         announcements = Announcements(ThreadLog(redis), turns)
         egress = Allowlist.parse(settings.egress_allow)
         secrets = Secrets(words_of(settings.secret_keys))
@@ -120,6 +126,7 @@ async def run(settings: GatewaySettings, lifecycle: Lifecycle, registry: Collect
                 cancels=Cancels(requests, jobs),
                 tokens=tokens,
                 waiters=waiters,
+                is_full=is_full,
                 timing=timing,
                 metrics=metrics,
                 is_strict=settings.idempotency == "strict",
@@ -127,7 +134,7 @@ async def run(settings: GatewaySettings, lifecycle: Lifecycle, registry: Collect
             machines=MachineRoutes(auth=auth, redis=redis, jobs=jobs, tokens=tokens, waiters=waiters, timing=timing),
             runs=RunRoutes(auth=auth, redis=redis, runs=runs, egress=egress, secrets=secrets),
             streams=StreamRoutes(auth=auth, topics=topics, threads=threads, log=log, fanout=fanout),
-            browsers=BrowserRoutes(auth=auth, threads=threads, tokens=stream_tokens),
+            stream_tokens=StreamTokenRoutes(auth=auth, threads=threads, tokens=stream_tokens),
             threads=ThreadRoutes(
                 auth=auth,
                 threads=threads,
@@ -136,11 +143,16 @@ async def run(settings: GatewaySettings, lifecycle: Lifecycle, registry: Collect
                 is_strict=settings.idempotency == "strict",
             ),
             turns=TurnRoutes(
-                auth=auth, turns=turns, waiters=turn_waiters, announcements=announcements, metrics=metrics
+                auth=auth,
+                turns=turns,
+                waiters=turn_waiters,
+                is_full=is_full,
+                announcements=announcements,
+                metrics=metrics,
             ),
             usage=UsageRoutes(auth=auth, usage=Usage(postgres)),
             agents=AgentRoutes(auth=auth, agents=Agents(postgres), egress=egress, secrets=secrets),
-            keys=KeyRoutes(auth=auth, tokens=tokens),
+            keys=ApiKeyRoutes(auth=auth, tokens=tokens),
         )
         application = Application(
             routes(handlers),

@@ -181,7 +181,7 @@ class Fanout:
             try:
                 notes, found = await self._inbox.read_beside({key: str(at.at) for key, at in asked.items()})
             except StoreUnavailable as error:
-                logger.warning("streams_unread", topics=len(served), problem=str(error))
+                logger.warning("streams_unread", topics=len(served), error=str(error))
                 self._lost_notes()
                 self._look_due.set()
                 await asyncio.sleep(backoff.next_s())
@@ -225,7 +225,7 @@ class Fanout:
             try:
                 await tell_gateway(self._redis, self._gateway, {"wake": ""})
             except StoreUnavailable as error:
-                logger.warning("reader_not_woken", problem=str(error))  # it comes back by itself
+                logger.warning("reader_not_woken", error=str(error))  # it comes back by itself
 
     async def _run_looks(self) -> None:
         """Look slowly, or when there is reason to, at what the reader cannot see."""
@@ -238,7 +238,7 @@ class Fanout:
                 await self._look_into_redis()
                 await self._look_into_records()
             except StoreUnavailable as error:
-                logger.warning("looks_failed", topics=len(self._feeds), problem=str(error))
+                logger.warning("looks_failed", topics=len(self._feeds), error=str(error))
             except Exception:
                 # One topic that cannot be looked at must not end the process.
                 logger.exception("looks_failed", topics=len(self._feeds))

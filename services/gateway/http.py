@@ -17,7 +17,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from common.errors import StoreUnavailable
-from common.problems import MEDIA_TYPE, Kind
+from common.problems import MEDIA_TYPE, ProblemType
 from common.process.logs import request_id
 from gateway import problems
 from gateway.metrics import GatewayMetrics
@@ -89,7 +89,7 @@ class Route:
     description: str = ""
     parameters: Sequence[Parameter] = ()
     body: Any = None
-    problems: Sequence[Kind] = ()
+    problems: Sequence[ProblemType] = ()
     locates: bool = False
     streams: bool = False
 
@@ -162,7 +162,7 @@ class Application:
         except Refusal as refusal:
             answer = _refused(refusal)
         except StoreUnavailable as error:
-            logger.warning("store_unavailable", route=scope.get("towline.route"), problem=str(error))
+            logger.warning("store_unavailable", route=scope.get("towline.route"), error=str(error))
             answer = _refused(problems.store_unavailable())
         except Exception:
             logger.exception("request_failed", route=scope.get("towline.route"))

@@ -5,6 +5,8 @@ Promises: what was answered 2xx is durable; a key that has a record is answered 
           A caller that waits holds no arguments: no answer shows them, and as many as may wait would fill the memory.
 """
 
+from collections.abc import Callable
+
 import msgspec
 import structlog
 from msgspec import UNSET
@@ -35,7 +37,7 @@ logger = structlog.get_logger(__name__)
 
 
 class JobRoutes:
-    """The handlers of everything about jobs."""
+    """The handlers of everything about jobs. `is_full`: whether no further caller of this process may wait."""
 
     def __init__(
         self,
@@ -47,6 +49,7 @@ class JobRoutes:
         cancels: Cancels,
         tokens: Tokens,
         waiters: Waiters,
+        is_full: Callable[[], bool],
         timing: keys.Timing,
         metrics: GatewayMetrics,
         is_strict: bool,
@@ -58,6 +61,7 @@ class JobRoutes:
         self._cancels = cancels
         self._tokens = tokens
         self._waiters = waiters
+        self._is_full = is_full
         self._timing = timing
         self._metrics = metrics
         self._is_strict = is_strict
@@ -96,7 +100,7 @@ class JobRoutes:
         try:
             seen = await self._jobs.ask(asked.user, asked.body.name)
         except StoreUnavailable as error:
-            logger.warning("door_blind", problem=str(error))
+            logger.warning("door_blind", error=str(error))
             return problems.store_unavailable(), False, expects_machine
         answering_for_s = self._redis.answering_for_s()
         state = state_of(seen, answering_for_s, self._timing)
@@ -109,7 +113,7 @@ class JobRoutes:
             seen,
             state,
             knows_tool=bool(hint),
-            is_full=self._waiters.is_full,
+            is_full=self._is_full(),
             answering_for_s=answering_for_s,
             timing=self._timing,
         )
@@ -134,7 +138,7 @@ class JobRoutes:
             gateway = self._waiters.gateway if waits else None
             return await self._jobs.enqueue(record, asked.args.decode(), gateway)
         except StoreUnavailable as error:
-            logger.warning("job_left_to_sweeper", job=record.job, problem=str(error))
+            logger.warning("job_left_to_sweeper", job=record.job, error=str(error))
             return True
 
     async def _answer_known(self, request: Request, asked: Submission, record: Record, *, online: bool) -> Answer:
@@ -143,7 +147,7 @@ class JobRoutes:
         if not matches and self._is_strict:
             detail = f"the key belongs to job {record.job}, which has another `name` or other `args`"
             raise Refusal(problems.KEY_REUSED, detail)
-        if record.terminal or not asked.wait_s or self._waiters.is_full:
+        if record.terminal or not asked.wait_s or self._is_full():
             # No place to wait is no reason to refuse what is recorded.
             return _answer(record, wait_s=None if asked.wait_s is None else 0, replayed=True, matches=matches)
         waiter = self._waiters.add(record.job, record.user, online=online)
@@ -156,9 +160,9 @@ class JobRoutes:
     async def _join(self, record: Record) -> Record:
         """Register for the reply, then read the record (rule 15)."""
         try:
-            await self._jobs.wait_for([record.job], self._waiters.gateway)
+            await self._jobs.register_waiter([record.job], self._waiters.gateway)
         except StoreUnavailable as error:
-            logger.warning("waiter_unregistered", job=record.job, problem=str(error))  # the rereads will find it
+            logger.warning("waiter_unregistered", job=record.job, error=str(error))  # the rereads will find it
         return await self._read_again(record)
 
     async def _answer_when_ended(
@@ -187,14 +191,14 @@ class JobRoutes:
         try:
             return (await self._requests.read([record.job])).get(record.job, record)
         except StoreUnavailable as error:
-            logger.warning("record_unread", job=record.job, problem=str(error))
+            logger.warning("record_unread", job=record.job, error=str(error))
             return record
 
     async def read(self, request: Request) -> Answer:
         """`GET /v1/jobs/{job}`."""
         record = await self._reachable(request)
         wait_s = preferred_wait_s(request)
-        if record.terminal or not wait_s or self._waiters.is_full:
+        if record.terminal or not wait_s or self._is_full():
             return _answer(record, wait_s=None if wait_s is None else 0)
         # What is queued may be meant for later; what was begun has a machine whose lapse is news.
         waiter = self._waiters.add(record.job, record.user, online=record.state == "processing")

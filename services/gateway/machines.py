@@ -71,7 +71,7 @@ class MachineRoutes:
             seen = await self._jobs.ask(user, "")
         except StoreUnavailable as error:
             # That nothing is known is what presence has a word for.
-            logger.warning("presence_unread", problem=str(error))
+            logger.warning("presence_unread", error=str(error))
             return api.Presence("unknown", None, None, None, None, None, None)
         fields = seen.presence
         return api.Presence(
@@ -149,7 +149,7 @@ class MachineRoutes:
                 await tell_worker(self._redis, WorkerId(worker), {"note": "close", "user": user, "token_id": token_id})
         except StoreUnavailable as error:
             # It is revoked, durably: its worker asks at each heartbeat.
-            logger.warning("token_close_untold", token_id=token_id, problem=str(error))
+            logger.warning("token_close_untold", token_id=token_id, error=str(error))
         return Answer(204)
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from common.problems import Kind
+from common.problems import ProblemType
 from common.process.metrics import package_version
 from gateway import problems
 from gateway.http import Route
@@ -119,7 +119,7 @@ def _responses(route: Route, schemas: dict[Any, dict[str, Any]]) -> dict[str, An
         if route.streams and status == 200:
             response.setdefault("content", {})["text/event-stream"] = {"schema": {"type": "string"}}
         responses[str(status)] = response
-    by_status: dict[int, list[Kind]] = {}
+    by_status: dict[int, list[ProblemType]] = {}
     for kind in _problems(route):
         by_status.setdefault(kind.status, []).append(kind)
     for status, kinds in sorted(by_status.items()):
@@ -140,7 +140,7 @@ def _answer_headers(route: Route, status: int) -> dict[str, Any]:
     return headers
 
 
-def _problems(route: Route) -> list[Kind]:
+def _problems(route: Route) -> list[ProblemType]:
     kinds = list(route.problems)
     if route.scope:
         kinds += [problems.UNAUTHENTICATED, problems.INSUFFICIENT_SCOPE, problems.STORE_UNAVAILABLE]

@@ -4,15 +4,15 @@ from typing import NamedTuple
 
 from gateway import openapi, paging, problems
 from gateway.agents import AgentRoutes
-from gateway.browsers import BrowserRoutes
+from gateway.api_keys import ApiKeyRoutes
 from gateway.http import Answer, Parameter, Route
 from gateway.jobs import JobRoutes
-from gateway.keys import KeyRoutes
 from gateway.machines import MachineRoutes
 from gateway.request import Request
 from gateway.run_table import routes_of_runs, routes_of_streams
 from gateway.runs import RunRoutes
 from gateway.stream import StreamRoutes
+from gateway.stream_token_routes import StreamTokenRoutes
 from gateway.thread_table import routes_of_agents, routes_of_threads, routes_of_turns
 from gateway.threads import ThreadRoutes
 from gateway.turns import TurnRoutes
@@ -50,12 +50,12 @@ class Handlers(NamedTuple):
     machines: MachineRoutes
     runs: RunRoutes
     streams: StreamRoutes
-    browsers: BrowserRoutes
+    stream_tokens: StreamTokenRoutes
     threads: ThreadRoutes
     turns: TurnRoutes
     usage: UsageRoutes
     agents: AgentRoutes
-    keys: KeyRoutes
+    keys: ApiKeyRoutes
 
 
 def routes(handlers: Handlers) -> list[Route]:
@@ -65,7 +65,7 @@ def routes(handlers: Handlers) -> list[Route]:
         *_of_jobs(handlers.jobs),
         *routes_of_threads(handlers.threads, _KEY, _TRACEPARENT),
         *routes_of_turns(handlers.turns, handlers.usage, _PREFER),
-        *routes_of_streams(handlers.streams, handlers.browsers),
+        *routes_of_streams(handlers.streams, handlers.stream_tokens),
         *routes_of_runs(handlers.runs),
         *routes_of_agents(handlers.agents),
         *_of_machines(handlers.machines),
@@ -210,7 +210,7 @@ def _of_machines(machines: MachineRoutes) -> list[Route]:
     ]
 
 
-def _of_keys(keys: KeyRoutes) -> list[Route]:
+def _of_keys(keys: ApiKeyRoutes) -> list[Route]:
     unbound = "The key must not be bound to users: it could mint one that reaches more."
     return [
         Route(

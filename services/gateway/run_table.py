@@ -1,10 +1,10 @@
 """The part of the route table (`routes`) that is about runs, and about the events of runs and threads."""
 
 from gateway import paging, problems
-from gateway.browsers import BrowserRoutes
 from gateway.http import Parameter, Route
 from gateway.runs import RunRoutes
 from gateway.stream import StreamRoutes
+from gateway.stream_token_routes import StreamTokenRoutes
 from towline.wire import api
 from towline.wire import runs as wire
 from towline.wire.ids import ID_PATTERN
@@ -68,7 +68,7 @@ def routes_of_runs(runs: RunRoutes) -> list[Route]:
     ]
 
 
-def routes_of_streams(streams: StreamRoutes, browsers: BrowserRoutes) -> list[Route]:
+def routes_of_streams(streams: StreamRoutes, stream_tokens: StreamTokenRoutes) -> list[Route]:
     """Reading events."""
     resume = (
         "`Last-Event-ID` (header, or query where that cannot be set; the header counts) resumes after an event;"
@@ -140,7 +140,7 @@ def routes_of_streams(streams: StreamRoutes, browsers: BrowserRoutes) -> list[Ro
         Route(
             "POST",
             "/v1/stream-tokens",
-            browsers.mint_token,
+            stream_tokens.mint_token,
             "Mint a stream token for a browser",
             scope=("runs", "threads"),
             description="It opens the events of exactly these runs, which need not exist yet, and of these threads, and"

@@ -153,7 +153,7 @@ class RunRoutes:
         try:
             return await leases.look(self._redis, [record.run for record in records if not record.terminal])
         except StoreUnavailable as error:
-            logger.warning("runs_unseen", runs=len(records), problem=str(error))
+            logger.warning("runs_unseen", runs=len(records), error=str(error))
             return None
 
 

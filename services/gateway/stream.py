@@ -186,7 +186,7 @@ class StreamRoutes:
                     position = await self._begin(response, topic, extent) if live else _position(extent, cursor)
                 position = await self._catch_up(response, topic, extent, position)
             except StoreUnavailable as error:
-                logger.debug("history_unread", topic=topic, problem=str(error))
+                logger.debug("history_unread", topic=topic, error=str(error))
                 await response.write(KEEPALIVE)
                 await asyncio.sleep(backoff.next_s())
                 continue

@@ -3,7 +3,7 @@
 Owns:     their form and their signature.
 Promises: what a token says was signed by one of the installation's keys and has not expired; nothing is stored, so
           every replica with these keys verifies it, and none can take it back: it ends by its time.
-Used by:  `auth` (verify), `browsers` (mint). PURE: the time is a parameter.
+Used by:  `auth` (verify), `stream_token_routes` (mint). PURE: the time is a parameter.
 
 `tls_` and two parts in base64url: the claims as JSON, and their HMAC-SHA-256.
 """

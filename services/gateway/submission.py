@@ -8,13 +8,12 @@ import msgspec
 from common.ids import JobId, UserId, new_id
 from common.store import keys
 from common.store.jobs import Seen
-from common.store.presence import State
 from common.store.records import NewJob, fingerprint, scope_of_user
 from gateway import problems
 from gateway.problems import Refusal
 from gateway.request import Request
 from towline.wire import ids, json
-from towline.wire.api import WAIT_S_MAX, JobSubmit
+from towline.wire.api import WAIT_S_MAX, JobSubmit, PresenceState
 from towline.wire.frames import ARGS_BYTES_MAX
 
 # A queue drains at the pace of a person's machine: coming back sooner finds it as full.
@@ -126,7 +125,7 @@ def preferred_wait_s(request: Request) -> int | None:
 def refusal_of(
     asked: Submission,
     seen: Seen,
-    state: State,
+    state: PresenceState,
     *,
     knows_tool: bool,
     is_full: bool,

@@ -59,11 +59,10 @@ class _Waiter:
 class TurnWaiters:
     """All turn waiters of one process."""
 
-    def __init__(self, turns: Turns, log: EventLog, fanout: Fanout, *, waiters_max: int) -> None:
+    def __init__(self, turns: Turns, log: EventLog, fanout: Fanout) -> None:
         self._turns = turns
         self._log = log
         self._fanout = fanout
-        self._waiters_max = waiters_max
         self._waiters: set[_Waiter] = set()
         self._is_leaving = False
 
@@ -71,11 +70,6 @@ class TurnWaiters:
     def count(self) -> int:
         """How many wait now."""
         return len(self._waiters)
-
-    @property
-    def is_full(self) -> bool:
-        """Whether one more may not wait."""
-        return self.count >= self._waiters_max
 
     async def wait(self, turn: Turn, timeout_s: float, hung_up: Callable[[], Awaitable[None]]) -> Turn:
         """Wait until a turn has ended, the time has passed, or this process leaves; returns its record as it is then.
@@ -88,7 +82,7 @@ class TurnWaiters:
         Raises:
             ClientGone: the caller hung up.
         """
-        if turn.terminal or self.is_full:
+        if turn.terminal:
             return turn
         waiter = _Waiter(turn.turn)
         self._waiters.add(waiter)
@@ -134,7 +128,7 @@ class TurnWaiters:
                         if turn.terminal
                     }
                 except StoreUnavailable as error:
-                    logger.warning("turn_waiters_unread", waiters=len(waiting), problem=str(error))
+                    logger.warning("turn_waiters_unread", waiters=len(waiting), error=str(error))
                     break
                 for waiter in part:
                     if waiter.turn in ended:
@@ -152,12 +146,12 @@ class TurnWaiters:
                 if self._fanout.join(waiter, topic, position):
                     return
         except StoreUnavailable as error:
-            logger.warning("turn_waiter_deaf", turn=turn.turn, problem=str(error))  # the rereads will find it
+            logger.warning("turn_waiter_deaf", turn=turn.turn, error=str(error))  # the rereads will find it
 
     async def _read(self, turn: Turn) -> Turn:
         """The record as it is now; as it was when Postgres does not answer."""
         try:
             return await self._turns.read(turn.turn) or turn
         except StoreUnavailable as error:
-            logger.warning("turn_unread", turn=turn.turn, problem=str(error))
+            logger.warning("turn_unread", turn=turn.turn, error=str(error))
             return turn

@@ -4,6 +4,8 @@ Promises: a turn ends once, whoever cancels it and how often; nobody is told "no
           record.
 """
 
+from collections.abc import Callable
+
 import structlog
 
 from common.ids import TurnId, is_uuid
@@ -23,7 +25,7 @@ logger = structlog.get_logger(__name__)
 
 
 class TurnRoutes:
-    """The handlers of everything about turns."""
+    """The handlers of everything about turns. `is_full`: whether no further caller of this process may wait."""
 
     def __init__(
         self,
@@ -31,12 +33,14 @@ class TurnRoutes:
         auth: Auth,
         turns: Turns,
         waiters: TurnWaiters,
+        is_full: Callable[[], bool],
         announcements: Announcements,
         metrics: GatewayMetrics,
     ) -> None:
         self._auth = auth
         self._turns = turns
         self._waiters = waiters
+        self._is_full = is_full
         self._announcements = announcements
         self._metrics = metrics
 
@@ -44,7 +48,7 @@ class TurnRoutes:
         """`GET /v1/turns/{turn}`."""
         wait_s = preferred_wait_s(request)
         turn = await self._reachable(request)
-        if wait_s and self._waiters.is_full:
+        if wait_s and self._is_full():
             wait_s = 0  # no place to wait is no reason to refuse what is recorded
         if wait_s:
             turn = await self._waiters.wait(turn, wait_s, request.disconnected)

@@ -96,7 +96,7 @@ class Holdings:
             try:
                 holding.owner.renew(record)
             except SecretsUnreadable as error:
-                logger.warning("headers_unreadable", run=record.run, reason=str(error))
+                logger.warning("headers_unreadable", run=record.run, error=str(error))
 
     def shed(self, runs: Sequence[RunId]) -> None:
         """Give runs away, each after its last append."""
@@ -144,7 +144,7 @@ class Holdings:
             await self._means.runs.tell([each.run for each in releases if each.is_open])
         except StoreUnavailable as error:
             # The leases lapse, or the next look of the others finds them free.
-            logger.warning("release_failed", runs=len(releases), reason=str(error))
+            logger.warning("release_failed", runs=len(releases), error=str(error))
         except Exception:  # a refusal or a mistake of ours: the leases lapse as well
             logger.exception("release_failed", runs=len(releases))
         return [None] * len(releases)
@@ -158,7 +158,7 @@ class Holdings:
             try:
                 await self._beat(began)
             except StoreUnavailable as error:
-                logger.warning("refresh_failed", runs=len(self._held), reason=str(error))
+                logger.warning("refresh_failed", runs=len(self._held), error=str(error))
             await asyncio.sleep(max(0.0, began + keys.LEASE_REFRESH_EVERY_S - time.monotonic()))
 
     async def _beat(self, now: float) -> None:
@@ -211,7 +211,7 @@ class Holdings:
                     while await self._means.runs.prune(retention_s=self._retention_s):
                         pass
             except StoreUnavailable as error:
-                logger.warning("upkeep_failed", reason=str(error))
+                logger.warning("upkeep_failed", error=str(error))
 
     async def _save_points(self) -> None:
         unsaved: list[tuple[Owner, list[SavedPoint]]] = [
@@ -227,7 +227,7 @@ class Holdings:
         try:
             await self._leases.leave()
         except StoreUnavailable as error:
-            logger.warning("leave_failed", reason=str(error))
+            logger.warning("leave_failed", error=str(error))
         tasks = [holding.task for holding in self._held.values()]
         for holding in self._held.values():
             holding.owner.leave()

@@ -274,7 +274,7 @@ class Owner:
             try:
                 await self._writer.append(batch.events, progressed=batch.progressed, end=end)
             except StoreUnavailable as error:
-                logger.warning("append_failed", run=self.run, events=len(batch.events), reason=str(error))
+                logger.warning("append_failed", run=self.run, events=len(batch.events), error=str(error))
                 while self._writer.is_pending:
                     await asyncio.sleep(backoff.next_s())
                     with contextlib.suppress(StoreUnavailable):

@@ -49,7 +49,7 @@ class Records:
             try:
                 await self._writes[0]()
             except StoreUnavailable as error:
-                logger.warning("record_failed", run=self._run, reason=str(error))
+                logger.warning("record_failed", run=self._run, error=str(error))
                 await asyncio.sleep(backoff.next_s())
                 continue
             backoff.reset()

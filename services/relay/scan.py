@@ -84,7 +84,7 @@ class Scan:
                 if self._told:
                     await self._read_told()
             except StoreUnavailable as error:
-                logger.warning("runs_read_failed", reason=str(error))
+                logger.warning("runs_read_failed", error=str(error))
                 self._is_stale = True
                 await asyncio.sleep(backoff.next_s())
                 continue
@@ -128,7 +128,7 @@ class Scan:
                 await self._look_once()
                 backoff.reset()
             except StoreUnavailable as error:
-                logger.warning("look_failed", reason=str(error))
+                logger.warning("look_failed", error=str(error))
                 await asyncio.sleep(backoff.next_s())
             await _wait(self._holdings.changed, LOOK_EVERY_S)
 
@@ -181,7 +181,7 @@ class Scan:
             await self._keep_first_seq(record, answer)
             self._holdings.begin(record, answer, seen)
         except StoreUnavailable as error:
-            logger.warning("take_failed", run=record.run, reason=str(error))
+            logger.warning("take_failed", run=record.run, error=str(error))
         except Exception:  # one run that cannot be taken must not keep this relay from the others
             logger.exception("take_failed", run=record.run)
 

@@ -16,7 +16,7 @@ from common.process.outbound import open_outbound
 from common.process.secrets import Secrets
 from common.process.settings import words_of
 from common.store import keys
-from common.store.agents import Agents, Kind
+from common.store.agents import Agents
 from common.store.cancels import Cancels
 from common.store.claims import Claims
 from common.store.control import control_inbox
@@ -30,6 +30,7 @@ from common.store.threads import Threads
 from common.store.tokens import Tokens
 from common.store.turns import Turns
 from common.store.usage import Usage
+from towline.wire.threads import AgentKind
 from worker.agents import Answering
 from worker.agents.echo import EchoAgent
 from worker.agents.http import HttpAgent
@@ -162,7 +163,6 @@ async def _turns(worker: Worker, group: asyncio.TaskGroup) -> AsyncIterator[None
         worker.requests,
         gateway=replies_name,
         timing=worker.timing,
-        waiters_max=settings.turn_slots,
     )
     replies = Replies(redis, waiters, replies_name)
     allowlist = Allowlist.parse(settings.egress_allow)
@@ -171,7 +171,7 @@ async def _turns(worker: Worker, group: asyncio.TaskGroup) -> AsyncIterator[None
         open_outbound(allowlist, settings.egress_proxy) as endpoints,
         open_outbound(allowlist, settings.egress_proxy) as models,
     ):
-        kinds: Mapping[Kind, Answering] = {
+        kinds: Mapping[AgentKind, Answering] = {
             "echo": EchoAgent(),
             "http": HttpAgent(endpoints, secrets),
             "openai": OpenAIAgent(models, secrets),

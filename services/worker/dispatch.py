@@ -239,7 +239,7 @@ async def _persist(call: Callable[[], Coroutine[Any, Any, Any]], event: str, job
         try:
             return await call()
         except StoreUnavailable as error:
-            logger.warning(event, job=job, reason=str(error))
+            logger.warning(event, job=job, error=str(error))
             await asyncio.sleep(backoff.next_s())
 
 

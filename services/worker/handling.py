@@ -16,15 +16,16 @@ from typing import Any
 
 import structlog
 
-from common import turns as times
+from common import turn_times
 from common.errors import StoreUnavailable
-from common.store.agents import Agents, Kind
+from common.store.agents import Agents
 from common.store.claims import Begun, Claims
 from common.store.threadlog import ThreadLog
 from common.store.threads import Threads
 from common.store.tokens import Tokens
 from common.store.turn_events import Said, ended
 from common.store.turns import Claim, ClaimLost, End, Turn, Turns, cancelled, completed, failed
+from towline.wire.threads import AgentKind
 from worker.agents import AgentFailed, AgentUnavailable, Answering, Asked
 from worker.insist import insist
 from worker.metrics import WorkerMetrics
@@ -116,7 +117,7 @@ class Handling:
         tokens: Tokens,
         log: ThreadLog,
         tool_calls: ToolCalls,
-        kinds: Mapping[Kind, Answering],
+        kinds: Mapping[AgentKind, Answering],
         metrics: WorkerMetrics,
     ) -> None:
         self._claims = claims
@@ -153,7 +154,7 @@ class Handling:
     async def _break_off(self, claim: Claim) -> float:
         """Have a turn tried again that met a fault of ours; it counts, so that it is not tried for ever."""
         logger.exception("turn_broke_off", turn=claim.turn, attempt=claim.attempt)
-        pause_s = times.retry_after_s(claim.attempt, random.random())  # noqa: S311 (spread, not secrecy)
+        pause_s = turn_times.retry_after_s(claim.attempt, random.random())  # noqa: S311 (spread, not secrecy)
         with contextlib.suppress(ClaimLost, StoreUnavailable):
             await self._claims.fail(claim, "the worker met an unexpected error; its log has it", retry_after_s=pause_s)
         return pause_s
@@ -189,7 +190,7 @@ class Handling:
         )
         talk = Talk(self._log, claim, turn, begun, fenced=held.fence)
         async with talk.speaking():
-            until = began + times.agent_time_s(turn.cap_s) - begun.elapsed_s
+            until = began + turn_times.agent_time_s(turn.cap_s) - begun.elapsed_s
             steps = Steps(
                 claim,
                 turn,
@@ -222,7 +223,7 @@ class Handling:
             await self._tool_calls.cancel(turn)
             if held.is_cancelled:
                 return cancelled()
-            return failed("turn-timeout", f"there was no answer within {times.agent_time_s(turn.cap_s):g} s")
+            return failed("turn-timeout", f"there was no answer within {turn_times.agent_time_s(turn.cap_s):g} s")
         except AgentFailed as error:
             return failed(error.code, str(error))
         except AgentUnavailable as error:
@@ -262,10 +263,10 @@ class Handling:
         return await insist("checkpoints", lambda: self._claims.checkpoints(claim))
 
     async def _put_off(self, claim: Claim, turn: Turn, error: AgentUnavailable, until: float) -> End | float:
-        pause_s = times.retry_after_s(claim.attempt, random.random())  # noqa: S311 (spread, not secrecy)
+        pause_s = turn_times.retry_after_s(claim.attempt, random.random())  # noqa: S311 (spread, not secrecy)
         pause_s = max(pause_s, error.retry_after_s)
-        logger.info("attempt_failed", turn=turn.turn, attempt=claim.attempt, problem=str(error), retry_after_s=pause_s)
-        if claim.attempt >= times.ATTEMPTS_MAX:
+        logger.info("attempt_failed", turn=turn.turn, attempt=claim.attempt, error=str(error), retry_after_s=pause_s)
+        if claim.attempt >= turn_times.ATTEMPTS_MAX:
             return failed("agent-unavailable", f"{error} (tried {claim.attempt} times)")
         if time.monotonic() + pause_s >= until:
             return failed("agent-unavailable", f"{error} (no time is left to try again)")

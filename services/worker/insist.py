@@ -25,5 +25,5 @@ async def insist(what: str, call: Callable[[], Awaitable[T]]) -> T:
         try:
             return await call()
         except StoreUnavailable as error:
-            logger.warning("store_awaited", call=what, problem=str(error))
+            logger.warning("store_awaited", call=what, error=str(error))
             await asyncio.sleep(backoff.next_s())

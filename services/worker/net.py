@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 import structlog
 
-from common import turns as times
+from common import turn_times
 from common.errors import StoreUnavailable
 from common.store.claims import Claims
 from common.store.threadlog import ThreadLog
@@ -56,8 +56,8 @@ class TurnNet:
                     prune_at = time.monotonic() + PRUNE_EVERY_S
                     await self._prune()
             except StoreUnavailable as error:
-                logger.warning("turns_not_looked_at", problem=str(error))
-            await asyncio.sleep(times.NET_POLL_S)
+                logger.warning("turns_not_looked_at", error=str(error))
+            await asyncio.sleep(turn_times.NET_POLL_S)
 
     async def look_once(self) -> None:
         """End what is stranded, announce what nobody has announced. Raises: StoreUnavailable."""
@@ -89,9 +89,9 @@ class TurnNet:
                 logger.error("end_untold", turn=turn.turn, exc_info=failure)
 
     async def _prune(self) -> None:
-        await _until_short(lambda: self._claims.prune_tasks(retention_s=times.TASK_RETENTION_S, limit=PAGE))
-        await _until_short(lambda: self._threads.prune(retention_s=times.THREAD_RETENTION_S, limit=PAGE))
-        await _until_short(lambda: self._usage.prune(retention_s=times.USAGE_RETENTION_S, limit=PAGE))
+        await _until_short(lambda: self._claims.prune_tasks(retention_s=turn_times.TASK_RETENTION_S, limit=PAGE))
+        await _until_short(lambda: self._threads.prune(retention_s=turn_times.THREAD_RETENTION_S, limit=PAGE))
+        await _until_short(lambda: self._usage.prune(retention_s=turn_times.USAGE_RETENTION_S, limit=PAGE))
 
 
 async def _until_short(prune: Callable[[], Awaitable[int]]) -> None:

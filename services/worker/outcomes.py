@@ -79,7 +79,7 @@ class Outcomes:
                     finished = await self._requests.finish(finish)
                     break
                 except StoreUnavailable as error:
-                    logger.warning("outcome_waits", job=finish.job, reason=str(error))
+                    logger.warning("outcome_waits", job=finish.job, error=str(error))
                     await asyncio.sleep(backoff.next_s())
         finally:
             self._bytes -= _cost(finish.outcome)
@@ -111,7 +111,7 @@ class Outcomes:
                 await self._jobs.settle(record)
                 break
             except StoreUnavailable as error:
-                logger.warning("settle_waits", job=record.job, reason=str(error))
+                logger.warning("settle_waits", job=record.job, error=str(error))
                 await asyncio.sleep(backoff.next_s())
         ending.settled(ending.job)
 

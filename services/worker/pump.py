@@ -125,7 +125,7 @@ class Pump:
             try:
                 notes = await self._inbox.read()
             except StoreUnavailable as error:
-                logger.warning("control_read_failed", reason=str(error))
+                logger.warning("control_read_failed", error=str(error))
                 await asyncio.sleep(backoff.next_s())
                 while not await self._look_at_birth():  # noqa: ASYNC110  (no event tells of another machine's state)
                     await asyncio.sleep(backoff.next_s())
@@ -184,7 +184,7 @@ class Pump:
                 try:
                     answers = await self._redis.run_many([owed.call for owed in batch])
                 except StoreUnavailable as error:
-                    logger.warning("calls_failed", calls=len(batch), reason=str(error))
+                    logger.warning("calls_failed", calls=len(batch), error=str(error))
                     self._again(owed.session for owed in batch)
                     await asyncio.sleep(backoff.next_s())
                     continue
@@ -271,7 +271,7 @@ class Pump:
             try:
                 await self._inbox.keep_alive()
             except StoreUnavailable as error:
-                logger.warning("control_keep_alive_failed", reason=str(error))
+                logger.warning("control_keep_alive_failed", error=str(error))
             await self._check_tokens()
             await asyncio.sleep(max(0.0, began + self._timing.heartbeat_s - time.monotonic()))
 
@@ -280,7 +280,7 @@ class Pump:
         try:
             valid = await self._tokens.still_valid([one for _, one in held])
         except StoreUnavailable as error:
-            logger.warning("token_check_failed", reason=str(error))
+            logger.warning("token_check_failed", error=str(error))
             return
         for session, one in held:
             if one not in valid:
@@ -292,7 +292,7 @@ class Pump:
         try:
             value = await self._tokens.renew_machine_token(held)
         except StoreUnavailable as error:
-            logger.warning("token_renewal_failed", user=session.user, reason=str(error))
+            logger.warning("token_renewal_failed", user=session.user, error=str(error))
             return
         if value is not None:
             session.send(frames.Token(token=value))

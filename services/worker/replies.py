@@ -43,7 +43,7 @@ class Replies:
             try:
                 notes = await self._inbox.read()
             except StoreUnavailable as error:
-                logger.warning("replies_unread", problem=str(error))
+                logger.warning("replies_unread", error=str(error))
                 self._waiters.renew()
                 await asyncio.sleep(backoff.next_s())
                 continue
@@ -60,7 +60,7 @@ class Replies:
                 await self._inbox.keep_alive()
                 (born,) = await self._redis.send_many([("GET", keys.BORN)])
             except StoreUnavailable as error:
-                logger.warning("replies_not_kept", problem=str(error))
+                logger.warning("replies_not_kept", error=str(error))
             else:
                 if isinstance(born, bytes) and born != self._born:
                     if self._born is not None:

@@ -21,7 +21,7 @@ from websockets.typing import Subprotocol
 from common import problems
 from common.errors import StoreUnavailable
 from common.ids import GatewayId, MachineId, WorkerId
-from common.problems import Kind
+from common.problems import ProblemType
 from common.process.lifecycle import Lifecycle
 from common.store import keys
 from common.store.control import tell_gateway
@@ -224,7 +224,9 @@ class Sockets:
         await self._pump.empty.wait()
 
 
-def _refused(connection: ServerConnection, kind: Kind, detail: str, *, retry_after_s: int | None = None) -> Response:
+def _refused(
+    connection: ServerConnection, kind: ProblemType, detail: str, *, retry_after_s: int | None = None
+) -> Response:
     response = connection.respond(http.HTTPStatus(kind.status), "")
     _describe(response, kind, detail)
     if kind.status == 401:
@@ -240,7 +242,7 @@ def _describe_refusal(_connection: ServerConnection, _request: Request, response
         _describe(response, problems.BAD_HANDSHAKE, "a WebSocket's handshake by RFC 6455 is needed here")
 
 
-def _describe(response: Response, kind: Kind, detail: str) -> None:
+def _describe(response: Response, kind: ProblemType, detail: str) -> None:
     response.body = kind.body(detail, status=response.status_code)
     for name, value in (("Content-Type", problems.MEDIA_TYPE), ("Content-Length", str(len(response.body)))):
         del response.headers[name]

@@ -66,7 +66,7 @@ class Sweeper:
                         pass
                 await self._measure()
             except StoreUnavailable as error:
-                logger.warning("sweep_failed", reason=str(error))
+                logger.warning("sweep_failed", error=str(error))
             except Exception:
                 # Whatever it was, the next sweep may do better; a worker that ends takes every machine's socket along.
                 logger.exception("sweep_failed")
@@ -97,7 +97,7 @@ class Sweeper:
     async def _requeue(self, *, younger_than_s: float) -> None:
         after: JobId | None = None
         while True:
-            found = await self._requests.open(
+            found = await self._requests.open_jobs(
                 older_than_s=YOUNG_FROM_S, younger_than_s=younger_than_s, after=after, limit=PAGE
             )
             if not found:
@@ -110,7 +110,7 @@ class Sweeper:
 
     async def _settle_ended(self, *, younger_than_s: float) -> None:
         after: End | None = None
-        while ends := await self._requests.ends(
+        while ends := await self._requests.ended_jobs(
             older_than_s=ENDED_FROM_S, younger_than_s=younger_than_s, after=after, limit=PAGE
         ):
             after = ends[-1]

@@ -129,7 +129,7 @@ class Talk:
             if not failures:
                 return
             batch = []  # the writer keeps it
-            logger.warning("turn_not_heard", turn=self._turn.turn, problem=str(failures[0]))
+            logger.warning("turn_not_heard", turn=self._turn.turn, error=str(failures[0]))
             await asyncio.sleep(backoff.next_s())
 
     def _wake(self) -> None:

@@ -16,13 +16,14 @@ from common.ids import JobId, TurnId, UserId, new_id
 from common.store import keys
 from common.store.cancels import Cancels
 from common.store.jobs import Jobs, Seen
-from common.store.presence import State, state_of
+from common.store.presence import state_of
 from common.store.records import Accepted, NewJob, Record, error_outcome, fingerprint
 from common.store.redis import Redis
 from common.store.replies import Cut, Ended, Waiters
 from common.store.requests import Requests
 from common.store.turns import Turn
 from towline.wire import json
+from towline.wire.api import PresenceState
 from worker.agents import AgentFailed
 from worker.insist import insist
 from worker.metrics import WorkerMetrics
@@ -77,7 +78,7 @@ def words_of(outcome: Outcome) -> str:
             return f"The tool failed: {reason}"
 
 
-def refusal_of(seen: Seen, state: State) -> Outcome | None:
+def refusal_of(seen: Seen, state: PresenceState) -> Outcome | None:
     """Why a call that has no record yet is not made a job (PURE); None: it is, or nobody knows yet (`unknown`)."""
     if state == "offline":
         return refused(OFFLINE)
@@ -203,14 +204,14 @@ class ToolCalls:
         try:
             return await self._jobs.enqueue(record, args, self._waiters.gateway)
         except StoreUnavailable as error:
-            logger.warning("job_left_to_sweeper", job=record.job, problem=str(error))
+            logger.warning("job_left_to_sweeper", job=record.job, error=str(error))
             return True
 
     async def _join(self, record: Record) -> Record:
         try:
-            await self._jobs.wait_for([record.job], self._waiters.gateway)
+            await self._jobs.register_waiter([record.job], self._waiters.gateway)
         except StoreUnavailable as error:
-            logger.warning("waiter_unregistered", job=record.job, problem=str(error))  # the rereads will find it
+            logger.warning("waiter_unregistered", job=record.job, error=str(error))  # the rereads will find it
         records = await insist("read", lambda: self._requests.read([record.job]))
         return records.get(record.job, record)
 
@@ -233,7 +234,7 @@ class ToolCalls:
                     if not await self._cancel_queued(record):
                         await self._cancels.tell_machine(record)
         except StoreUnavailable as error:
-            logger.warning("tool_left_running", turn=turn.turn, problem=str(error))
+            logger.warning("tool_left_running", turn=turn.turn, error=str(error))
 
     async def _cancel_queued(self, record: Record) -> bool:
         """End a job that was not begun; False: it was."""

@@ -1,7 +1,7 @@
 """Turns: which of them this worker runs. One loop claims, one keeps what is claimed, one hears of work.
 
 Promises: what is posted is claimed as soon as there is a free slot; whoever hears of nothing looks every two seconds. A
-          worker that dies loses its claims within `times.CLAIM_S`; one that leaves gives them back, and they go on
+          worker that dies loses its claims within `turn_times.CLAIM_S`; one that leaves gives them back, and they go on
           elsewhere at once. A turn whose claim is lost, or that is cancelled, is interrupted here within a heartbeat.
 """
 
@@ -10,7 +10,7 @@ import time
 
 import structlog
 
-from common import turns as times
+from common import turn_times
 from common.errors import StoreUnavailable
 from common.ids import TurnId, WorkerId
 from common.process.backoff import Backoff
@@ -79,13 +79,13 @@ class TurnLoop:
             try:
                 await self._claim_owed()
             except StoreUnavailable as error:
-                logger.warning("turns_unclaimed", problem=str(error))
+                logger.warning("turns_unclaimed", error=str(error))
                 self._is_owed = True
                 await asyncio.sleep(backoff.next_s())
                 continue
             backoff.reset()
             try:
-                async with asyncio.timeout(times.NET_POLL_S):
+                async with asyncio.timeout(turn_times.NET_POLL_S):
                     await self._wake.wait()
             except TimeoutError:
                 self._is_owed = True
@@ -131,8 +131,8 @@ class TurnLoop:
                     await self._keep(kept)
                 except StoreUnavailable as error:
                     # They may lapse: whoever takes them is fenced off from what is written here, and this from that.
-                    logger.warning("claims_not_kept", turns=len(kept), problem=str(error))
-            await asyncio.sleep(max(0.0, began + times.HEARTBEAT_S - time.monotonic()))
+                    logger.warning("claims_not_kept", turns=len(kept), error=str(error))
+            await asyncio.sleep(max(0.0, began + turn_times.HEARTBEAT_S - time.monotonic()))
 
     async def _keep(self, kept: list[Held]) -> None:
         answers = await self._claims.keep([held.claim for held in kept])

@@ -10,7 +10,7 @@ from bridge import Bridge, open_bridge
 from followed_runs import FollowedRun, Relay, open_module_relay, open_run
 from support import redis_database
 
-from common import turns as times
+from common import turn_times
 from common.ids import new_id
 from common.store.jobs import Jobs
 from common.store.postgres import Postgres, open_postgres
@@ -95,9 +95,9 @@ async def run(relay: Relay, postgres: Postgres) -> AsyncIterator[FollowedRun]:
 @pytest.fixture
 def brisk_retries(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pauses between a turn's attempts that a test can wait for, and no look that would end them."""
-    monkeypatch.setattr(times, "NET_POLL_S", 60.0)
-    monkeypatch.setattr(times, "RETRY_FIRST_S", 0.05)
-    monkeypatch.setattr(times, "RETRY_CAP_S", 0.1)
+    monkeypatch.setattr(turn_times, "NET_POLL_S", 60.0)
+    monkeypatch.setattr(turn_times, "RETRY_FIRST_S", 0.05)
+    monkeypatch.setattr(turn_times, "RETRY_CAP_S", 0.1)
 
 
 @contextlib.asynccontextmanager

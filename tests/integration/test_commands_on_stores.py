@@ -13,7 +13,8 @@ from common.store.postgres import open_postgres
 from common.store.records import Begin, NewJob, scope_of_user
 from common.store.redis import open_redis
 from common.store.requests import Requests
-from common.store.tokens import SCOPES, Tokens
+from common.store.tokens import Tokens
+from towline.wire.api import SCOPES
 
 NO_POSTGRES = "postgresql://nobody:secret@127.0.0.1:1/none"
 NO_REDIS = "redis://:secret@127.0.0.1:1/0"

@@ -73,7 +73,7 @@ async def door(redis_store: Redis, postgres: Postgres, jobs: Jobs, requests: Req
     added = await tokens.add_api_key("test", ["jobs"], None)
     assert added
     name = GatewayId(f"gateway-{new_id()}")
-    waiters = Waiters(redis_store, jobs, requests, gateway=name, timing=TIMING, waiters_max=100)
+    waiters = Waiters(redis_store, jobs, requests, gateway=name, timing=TIMING)
     routes = JobRoutes(
         auth=Auth(tokens, StreamTokens([])),
         redis=redis_store,
@@ -82,6 +82,7 @@ async def door(redis_store: Redis, postgres: Postgres, jobs: Jobs, requests: Req
         cancels=Cancels(requests, jobs),
         tokens=tokens,
         waiters=waiters,
+        is_full=lambda: False,
         timing=TIMING,
         metrics=GatewayMetrics(CollectorRegistry()),
         is_strict=True,

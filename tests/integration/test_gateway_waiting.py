@@ -167,6 +167,22 @@ async def test_when_no_more_may_wait_nothing_is_accepted_that_would(door: Door) 
     assert await door.count("many") == 4
 
 
+async def test_who_waits_for_a_turn_takes_such_a_place(door: Door) -> None:
+    """There are so many in all, whatever is waited for."""
+    async with door.machine("shared"), door.client() as client:
+        await client.put("/v1/agents/clerk", json={"kind": "echo"})
+        thread = (await client.post("/v1/threads", json={"agent": "clerk"})).json()["thread"]
+        headers = {"idempotency-key": "k"}
+        posted = await client.post(f"/v1/threads/{thread}/entries", json={"text": "hello"}, headers=headers)
+        turn = posted.json()["turn"]["turn"]
+        calls = [asyncio.create_task(client.get(f"/v1/turns/{turn}", headers={"prefer": "wait=20"})) for _ in range(3)]
+        await eventually(lambda: _waits(door, 3))
+        refused = await waiting(client, "shared", wait_s=1)
+        assert (refused.status_code, refused.json()["type"]) == (503, "/problems/too-many-waiters")
+        await client.delete(f"/v1/turns/{turn}")
+        assert [(await call).json()["state"] for call in calls] == ["cancelled"] * 3
+
+
 async def test_a_caller_who_hangs_up_frees_its_place(door: Door) -> None:
     """Long before its wait is over."""
     async with door.machine("hangup"), door.client() as client:

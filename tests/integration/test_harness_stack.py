@@ -6,9 +6,10 @@ from pathlib import Path
 import pytest
 
 from common.store.postgres import open_postgres
-from common.store.tokens import SCOPES, Tokens
+from common.store.tokens import Tokens
 from harness.runner import DirectoryBusy
 from harness.stack import Stack, inherited_environment
+from towline.wire.api import SCOPES
 
 
 async def test_stack_makes_credentials_that_the_stores_know(

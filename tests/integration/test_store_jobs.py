@@ -136,14 +136,16 @@ async def test_what_has_ended_and_was_not_settled_is_found(
     await jobs.settle(await finished(requests, settled))
 
     ends: list[End] = []
-    while page := await requests.ends(older_than_s=0, younger_than_s=60, after=ends[-1] if ends else None, limit=2):
+    while page := await requests.ended_jobs(
+        older_than_s=0, younger_than_s=60, after=ends[-1] if ends else None, limit=2
+    ):
         ends += page
     ours = [end for end in ends if end.user in (user, other)]
     assert sorted(end.job for end in ours) == sorted(record.job for record in (*lost, settled))
     assert ours == sorted(ours, key=lambda end: (end.ended_at, end.job))
     assert sorted(await jobs.unsettled(ours)) == sorted(record.job for record in lost)
     assert open_one.job not in {end.job for end in ends}
-    assert await requests.ends(older_than_s=60, younger_than_s=3600, after=None, limit=1) == []
+    assert await requests.ended_jobs(older_than_s=60, younger_than_s=3600, after=None, limit=1) == []
     assert await jobs.unsettled([]) == []
 
 
@@ -519,7 +521,7 @@ async def test_settle_removes_everything_and_tells_each_waiting_gateway(
     await Holder(redis_store, user, epoch=1).serve()
     record = await accepted(requests, user)
     await jobs.enqueue(record, "{}", GATEWAY)
-    await jobs.wait_for([record.job], GatewayId("gateway-2"))
+    await jobs.register_waiter([record.job], GatewayId("gateway-2"))
     ended = await finished(requests, record, '{"result": [1.0,  "ü"]}')
     await jobs.settle(ended)
     for gateway in ("gateway-1", "gateway-2"):
@@ -556,7 +558,7 @@ async def test_settle_is_idempotent_and_anyones(
     """Twenty at once, with no epoch, over an entry that some session holds; the books come out even."""
     other = await queued(requests, jobs, user)
     record = await queued(requests, jobs, user)
-    await jobs.wait_for([record.job], GATEWAY)
+    await jobs.register_waiter([record.job], GATEWAY)
     await Holder(redis_store, user, epoch=1).serve()
     ended = await finished(requests, record)
     await asyncio.gather(*(jobs.settle(ended) for _ in range(20)))
@@ -774,5 +776,5 @@ async def test_a_redis_that_may_evict_is_refused_at_the_start(redis_store: Redis
 
 async def test_waiters_lapse(jobs: Jobs, held: UserKeys) -> None:
     """Nobody waits for ever, and nobody cleans up after a gateway that died."""
-    await jobs.wait_for([JobId("a")], GATEWAY)
+    await jobs.register_waiter([JobId("a")], GATEWAY)
     assert 0 < await held.client.ttl(keys.waiters(JobId("a"))) <= keys.WAITERS_TTL_S

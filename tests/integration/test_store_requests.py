@@ -454,7 +454,7 @@ async def test_open_jobs_are_paged_by_id_within_a_window_of_age(
     await finished(requests, ended)
     await pass_deadline(postgres_url, late)
     seen: list[JobId] = []
-    while page := await requests.open(
+    while page := await requests.open_jobs(
         older_than_s=5, younger_than_s=50, after=JobId(seen[-1]) if seen else None, limit=3
     ):
         assert len(page) <= 3

@@ -11,13 +11,13 @@ from msgspec.structs import replace
 from support import eventually
 from turn_stores import USED, Stores, Worker
 
-from common import turns as times
+from common import turn_times
 from common.ids import TurnId, UserId, new_id
 from common.store.claims import Claims
 from common.store.postgres import Postgres, open_postgres
-from common.store.threads import OnBusy
 from common.store.turns import Claim, ClaimLost, End, Turn, cancelled, completed, failed
 from harness.faults import TcpProxy
+from towline.wire.threads import OnBusy
 
 
 @pytest.fixture(scope="module")
@@ -196,7 +196,7 @@ async def test_kept_claims_do_not_lapse(stores: Stores, worker: Worker) -> None:
             "select extract(epoch from claim_expires_at - now())::float8 from absurd.r_turns where run_id = %s",
             claim.run,
         )
-        assert times.CLAIM_S - 5 < left_s <= times.CLAIM_S
+        assert turn_times.CLAIM_S - 5 < left_s <= turn_times.CLAIM_S
 
 
 async def test_a_failed_attempt_is_followed_by_another_after_a_pause(
@@ -449,14 +449,18 @@ async def test_an_interruption_leaves_a_running_turn_to_its_worker(stores: Store
 
 async def test_a_turn_that_kills_its_workers_runs_out_of_attempts(stores: Stores, turn: Turn) -> None:
     """Claims that lapse are counted; after the last one the net says why."""
-    for attempt in range(1, times.ATTEMPTS_MAX + 1):
+    for attempt in range(1, turn_times.ATTEMPTS_MAX + 1):
         claim = await Worker(stores).begin(turn)
         assert claim.attempt == attempt
         await stores.lapse(claim)
     assert turn.turn not in {claim.turn for claim in await Worker(stores).claim(places=100)}
     await stores.turns.end_stranded()
     record = await stores.record(turn)
-    assert (record.state, record.error_code, record.attempts) == ("failed", "attempts-exhausted", times.ATTEMPTS_MAX)
+    assert (record.state, record.error_code, record.attempts) == (
+        "failed",
+        "attempts-exhausted",
+        turn_times.ATTEMPTS_MAX,
+    )
 
 
 async def test_a_turn_over_absurds_limit_is_ended_by_the_net(stores: Stores) -> None:
@@ -464,7 +468,7 @@ async def test_a_turn_over_absurds_limit_is_ended_by_the_net(stores: Stores) -> 
     turn = await stores.post((await stores.new_thread(turn_cap_s=10)).thread)
     claim = await Worker(stores).begin(turn)
     query = "update absurd.t_turns set first_started_at = now() - %s * interval '1 second' where task_id = %s"
-    limit_s = 10 + times.LIMIT_MARGIN_S
+    limit_s = 10 + turn_times.LIMIT_MARGIN_S
     await stores.ask(query, limit_s - 5, claim.task)
     await Worker(stores).claim()
     assert await stores.tasks(turn) == ["running"]
@@ -489,11 +493,11 @@ async def test_an_end_that_nobody_announced_is_found(stores: Stores, turn: Turn)
         assert other.turn not in turns
         return turn.turn in turns
 
-    assert not await found(ended_ago_s=times.ANNOUNCE_AFTER_S - 5)
-    assert await found(ended_ago_s=times.ANNOUNCE_AFTER_S)
-    assert not await found(ended_ago_s=times.ANNOUNCE_UNTIL_S)
+    assert not await found(ended_ago_s=turn_times.ANNOUNCE_AFTER_S - 5)
+    assert await found(ended_ago_s=turn_times.ANNOUNCE_AFTER_S)
+    assert not await found(ended_ago_s=turn_times.ANNOUNCE_UNTIL_S)
     await asyncio.gather(*(stores.turns.mark_announced([turn.turn, other.turn][::step]) for step in (1, -1)))
-    assert not await found(ended_ago_s=times.ANNOUNCE_AFTER_S)
+    assert not await found(ended_ago_s=turn_times.ANNOUNCE_AFTER_S)
 
 
 async def test_open_turns_are_counted_by_state(stores: Stores) -> None:

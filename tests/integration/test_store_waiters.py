@@ -19,7 +19,7 @@ async def test_a_user_whose_presence_is_broken_hides_nobody_elses_lapse(
 ) -> None:
     """The others are told that their machine went offline; whoever waits for the broken one waits on."""
     timing = keys.Timing(heartbeat_s=0.05)
-    waiters = Waiters(redis_store, jobs, requests, gateway=GatewayId("gateway-1"), timing=timing, waiters_max=10)
+    waiters = Waiters(redis_store, jobs, requests, gateway=GatewayId("gateway-1"), timing=timing)
     records = [await accepted(requests, new_user()) for _ in range(2)]
     broken, sound = [waiters.add(record.job, record.user, online=True) for record in records]
     await redis_client.set(keys.presence(broken.user), "no hash")

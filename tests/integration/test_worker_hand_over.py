@@ -85,7 +85,9 @@ async def test_a_settle_that_was_lost_is_made_good_though_the_machine_stays_away
             assert await held.entries() == [record.job]
 
             async def is_due() -> bool:
-                ends = await bridge.requests.ends(older_than_s=ENDED_FROM_S, younger_than_s=60, after=None, limit=1000)
+                ends = await bridge.requests.ended_jobs(
+                    older_than_s=ENDED_FROM_S, younger_than_s=60, after=None, limit=1000
+                )
                 return record.job in [end.job for end in ends]
 
             await eventually(is_due)

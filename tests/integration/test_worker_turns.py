@@ -7,7 +7,7 @@ import pytest
 from support import eventually
 from turn_workers import TurnWorld, kinds, open_world
 
-from common import turns as times
+from common import turn_times
 from common.store.postgres import Postgres
 from common.store.redis import Redis
 from common.store.turns import Turns
@@ -79,8 +79,8 @@ async def test_a_turn_whose_end_cannot_be_written_runs_out_of_attempts(
     world: TurnWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A fault of ours outside of the agent's part: each time counts, and the net ends it."""
-    monkeypatch.setattr(times, "RETRY_FIRST_S", 0.02)
-    monkeypatch.setattr(times, "RETRY_CAP_S", 0.05)
+    monkeypatch.setattr(turn_times, "RETRY_FIRST_S", 0.02)
+    monkeypatch.setattr(turn_times, "RETRY_CAP_S", 0.05)
 
     async def end(*_: object) -> None:
         raise ValueError("a fault of ours")
@@ -89,7 +89,7 @@ async def test_a_turn_whose_end_cannot_be_written_runs_out_of_attempts(
     await world.worker()
     turn = await world.post(await world.thread())
     ended = await world.ended(turn)
-    assert (ended.state, ended.error_code, ended.attempts) == ("failed", "attempts-exhausted", times.ATTEMPTS_MAX)
+    assert (ended.state, ended.error_code, ended.attempts) == ("failed", "attempts-exhausted", turn_times.ATTEMPTS_MAX)
 
 
 async def test_a_thread_whose_agent_was_deleted_says_so(world: TurnWorld) -> None:
@@ -115,7 +115,7 @@ async def test_a_turn_that_was_cancelled_before_it_began_is_not_begun(world: Tur
 
 async def test_the_depths_of_the_queue_are_shown(world: TurnWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     """By state, for whoever scales the workers."""
-    monkeypatch.setattr(times, "NET_POLL_S", 0.1)
+    monkeypatch.setattr(turn_times, "NET_POLL_S", 0.1)
     is_over = asyncio.Event()
 
     async def answer(*_: object) -> str:

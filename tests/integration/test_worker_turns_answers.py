@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import pytest
 from turn_workers import TurnWorld, open_world
 
-from common import turns as times
+from common import turn_times
 from common.store.postgres import Postgres
 from common.store.redis import Redis
 from harness.loopback import Answer, Call, Connection, LoopbackServer
@@ -35,8 +35,8 @@ class Scripted(LoopbackServer):
 async def world(
     postgres: Postgres, redis_store: Redis, redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[TurnWorld]:
-    monkeypatch.setattr(times, "RETRY_FIRST_S", 0.02)
-    monkeypatch.setattr(times, "RETRY_CAP_S", 0.05)
+    monkeypatch.setattr(turn_times, "RETRY_FIRST_S", 0.02)
+    monkeypatch.setattr(turn_times, "RETRY_CAP_S", 0.05)
     async with open_world(postgres, redis_store, redis_url) as opened:
         yield opened
 
@@ -67,17 +67,19 @@ CASES = [
         "error-that-passes",
         Answer(200, SSE, event("error", message="busy", retryable=True)),
         ("agent-unavailable", "busy (tried 5 times)"),
-        times.ATTEMPTS_MAX,
+        turn_times.ATTEMPTS_MAX,
     ),
     Case(
         "no-end",
         Answer(200, SSE, event("delta", text="half")),
         ("agent-unavailable", "ended before its `message`"),
-        times.ATTEMPTS_MAX,
+        turn_times.ATTEMPTS_MAX,
     ),
-    Case("no-text", Answer(200, JSON, "{}"), ("agent-unavailable", "has no `text`"), times.ATTEMPTS_MAX),
-    Case("wrong-type", Answer(200, JSON, '{"text": 5}'), ("agent-unavailable", "cannot be read"), times.ATTEMPTS_MAX),
-    Case("deep", Answer(200, JSON, "[" * 100_000), ("agent-unavailable", "cannot be read"), times.ATTEMPTS_MAX),
+    Case("no-text", Answer(200, JSON, "{}"), ("agent-unavailable", "has no `text`"), turn_times.ATTEMPTS_MAX),
+    Case(
+        "wrong-type", Answer(200, JSON, '{"text": 5}'), ("agent-unavailable", "cannot be read"), turn_times.ATTEMPTS_MAX
+    ),
+    Case("deep", Answer(200, JSON, "[" * 100_000), ("agent-unavailable", "cannot be read"), turn_times.ATTEMPTS_MAX),
     Case("too-large", Answer(200, JSON, "x" * (6 * 1024 * 1024 + 1)), ("answer-too-large", "more than 6291456 bytes")),
     Case("large-event", Answer(200, SSE, event("delta", text="x" * 300_000)), ("event-too-large", "an event of 3000")),
     Case(
@@ -171,7 +173,7 @@ async def test_a_model_that_never_stops_is_broken_off(world: TurnWorld, monkeypa
         ended = await world.ended_once(await world.post(thread), "failed")
         assert ended.error_code == "agent-unavailable"
         assert "more than 100000 bytes" in str(ended.error_message)
-        assert endpoint.requests == times.ATTEMPTS_MAX
+        assert endpoint.requests == turn_times.ATTEMPTS_MAX
 
 
 async def test_without_a_key_nothing_of_the_environment_is_sent(

@@ -8,7 +8,7 @@ import pytest
 from support import eventually
 from turn_workers import TurnWorld, open_world
 
-from common import turns as times
+from common import turn_times
 from common.ids import WorkerId, new_id
 from common.store.postgres import Postgres
 from common.store.redis import Redis
@@ -72,14 +72,14 @@ async def test_what_a_dead_worker_ran_goes_on_when_its_claim_lapses(world: TurnW
     assert ended.attempts == 2
     assert ended.ended_ms is not None
     assert ended.started_ms is not None
-    assert ended.ended_ms - ended.started_ms < 2 * (times.CLAIM_S + times.NET_POLL_S) * 1000
+    assert ended.ended_ms - ended.started_ms < 2 * (turn_times.CLAIM_S + turn_times.NET_POLL_S) * 1000
 
 
 async def test_a_worker_that_lost_its_claim_says_nothing_more(
     world: TurnWorld, model: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It runs on unawares while another attempt has begun: refused at its next word, and the model is left alone."""
-    monkeypatch.setattr(times, "HEARTBEAT_S", 60.0)  # nothing else tells it
+    monkeypatch.setattr(turn_times, "HEARTBEAT_S", 60.0)  # nothing else tells it
     slow = await world.worker(turn_slots=1)
     turn = await world.ask(model, "slow-3")
     await world.heard_text(turn, " 3 ")
@@ -106,9 +106,9 @@ async def test_claims_are_kept_while_a_model_thinks(
     world: TurnWorld, model: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Silence for longer than a claim: no second attempt, though another worker would take it."""
-    monkeypatch.setattr(times, "CLAIM_S", 1)
-    monkeypatch.setattr(times, "HEARTBEAT_S", 0.25)
-    monkeypatch.setattr(times, "NET_POLL_S", 0.2)
+    monkeypatch.setattr(turn_times, "CLAIM_S", 1)
+    monkeypatch.setattr(turn_times, "HEARTBEAT_S", 0.25)
+    monkeypatch.setattr(turn_times, "NET_POLL_S", 0.2)
     await world.worker()
     await world.worker()
     turn = await world.ask(model, "slow-3")
@@ -120,14 +120,14 @@ async def test_a_turn_that_kills_whoever_takes_it_ends(world: TurnWorld) -> None
     """Its attempts run out, and the net says so (rule 32)."""
     thread = await world.thread()
     turn = await world.post(thread)
-    for attempt in range(1, times.ATTEMPTS_MAX + 1):
+    for attempt in range(1, turn_times.ATTEMPTS_MAX + 1):
         (claim,) = await world.stores.claims.claim(WorkerId(f"dead-{new_id()}"), 1, [])
         assert (claim.turn, claim.attempt) == (turn.turn, attempt)
         await world.stores.claims.begin(claim)
         await world.lapse(turn)
     worker = await world.worker()
     ended = await world.ended(turn)
-    assert (ended.state, ended.error_code, ended.attempts) == ("failed", "attempts-exhausted", times.ATTEMPTS_MAX)
+    assert (ended.state, ended.error_code, ended.attempts) == ("failed", "attempts-exhausted", turn_times.ATTEMPTS_MAX)
     assert worker.metric("towline_turns_total", outcome="failed") == 1
 
 
@@ -172,7 +172,7 @@ async def test_a_free_slot_is_filled_while_others_are_busy(
     world: TurnWorld, model: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nobody waits for a whole batch, nor for the next look: many short turns pass one long one, by two slots."""
-    monkeypatch.setattr(times, "NET_POLL_S", 60.0)
+    monkeypatch.setattr(turn_times, "NET_POLL_S", 60.0)
     await world.worker(turn_slots=2)
     long = await world.ask(model, "hang")
     await eventually(lambda: model.requests)

@@ -6,7 +6,7 @@ import pytest
 from support import eventually
 from turn_workers import TRACEPARENT, TurnWorld, open_world
 
-from common import turns as times
+from common import turn_times
 from common.ids import new_id
 from common.store.postgres import Postgres
 from common.store.redis import Redis
@@ -101,7 +101,7 @@ async def test_a_failure_that_stays_ends(world: TurnWorld, endpoint: Endpoint, b
     await world.worker()
     turn = await ask(world, endpoint, "fail-500")
     ended = await world.ended_once(turn, "failed")
-    assert (ended.error_code, ended.attempts) == ("agent-unavailable", times.ATTEMPTS_MAX)
+    assert (ended.error_code, ended.attempts) == ("agent-unavailable", turn_times.ATTEMPTS_MAX)
     assert "The endpoint fails with 500" in str(ended.error_message)
 
 

@@ -6,7 +6,7 @@ import pytest
 from support import eventually
 from turn_workers import TurnWorld, open_world
 
-from common import turns as times
+from common import turn_times
 from common.ids import new_id
 from common.store.postgres import Postgres
 from common.store.redis import Redis
@@ -92,9 +92,9 @@ async def test_a_failure_that_stays_ends_after_five_attempts(
     thread = await world.thread("openai", url=model.url, model=fault, api_key="sk-test")
     turn = await world.post(thread, new_id())
     ended = await world.ended(turn)
-    assert (ended.state, ended.error_code, ended.attempts) == ("failed", "agent-unavailable", times.ATTEMPTS_MAX)
+    assert (ended.state, ended.error_code, ended.attempts) == ("failed", "agent-unavailable", turn_times.ATTEMPTS_MAX)
     assert "tried 5 times" in str(ended.error_message)
-    assert len(model.requests) == times.ATTEMPTS_MAX
+    assert len(model.requests) == turn_times.ATTEMPTS_MAX
     await world.coherent(thread)
     assert len(await world.usage(turn)) == 1
     assert worker.metric("towline_turns_total", outcome="failed") == 1

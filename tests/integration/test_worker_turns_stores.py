@@ -7,7 +7,7 @@ import redis.asyncio
 from support import eventually
 from turn_workers import TurnWorld, open_world
 
-from common import turns as times
+from common import turn_times
 from common.store import keys
 from common.store.postgres import Postgres
 from common.store.redis import Redis
@@ -42,7 +42,7 @@ async def test_a_lost_answer_of_postgres_does_nothing_twice(
     world: TurnWorld, model: Model, monkeypatch: pytest.MonkeyPatch, statement: str
 ) -> None:
     """The link dies after the statement was sent: it is repeated, and finds what the first one did."""
-    monkeypatch.setattr(times, "RETRY_FIRST_S", 0.05)
+    monkeypatch.setattr(turn_times, "RETRY_FIRST_S", 0.05)
     proxy = TcpProxy(world.stores.postgres.url)
     url = await proxy.start()
     world.cleanup.push_async_callback(proxy.stop)

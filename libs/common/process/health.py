@@ -248,7 +248,7 @@ async def wait_for_stores(checks: Mapping[str, Check]) -> None:
             for check in checks.values():
                 await check()
         except (StoreUnavailable, ValueError) as error:
-            logger.warning("waiting_for_stores", reason=str(error))
+            logger.warning("waiting_for_stores", error=str(error))
             await asyncio.sleep(backoff.next_s())
         else:
             return

@@ -20,6 +20,9 @@ from prometheus_client import (
     disable_created_metrics,
 )
 
+from towline.wire.api import TERMINAL_STATES
+from towline.wire.threads import TURN_TERMINAL_STATES
+
 # From a warm store's round trip (2 ms) to the longest a caller may wait (300 s) or a tool run (600 s): doublings at
 # first, where the promises are made, wider where only the order of magnitude matters.
 DURATION_BUCKETS_S = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60, 120, 300, 600)
@@ -28,8 +31,6 @@ DURATION_BUCKETS_S = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10
 LOOP_LAG_BUCKETS_S = (0.001, 0.005, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 2, 5, 15)
 
 DEPENDENCIES = ("redis", "postgres")
-OUTCOMES = ("completed", "failed", "unknown", "expired", "cancelled")
-TURN_OUTCOMES = ("completed", "failed", "cancelled")
 
 M = TypeVar("M", Counter, Gauge, Histogram)
 
@@ -72,12 +73,17 @@ def jobs_total(registry: CollectorRegistry) -> dict[str, Counter]:
     Counted by whoever won the guarded write of the terminal state (a worker, its sweeper, or a gateway that cancelled
     a queued job), so that the sum over all replicas is the number of jobs that ended.
     """
-    return children(Counter("towline_jobs_total", "Jobs that ended.", ["outcome"], registry=registry), OUTCOMES)
+    return children(
+        Counter("towline_jobs_total", "Jobs that ended.", ["outcome"], registry=registry), sorted(TERMINAL_STATES)
+    )
 
 
 def turns_total(registry: CollectorRegistry) -> dict[str, Counter]:
     """The counter of ended turns, by outcome; counted as `jobs_total` is."""
-    return children(Counter("towline_turns_total", "Turns that ended.", ["outcome"], registry=registry), TURN_OUTCOMES)
+    return children(
+        Counter("towline_turns_total", "Turns that ended.", ["outcome"], registry=registry),
+        sorted(TURN_TERMINAL_STATES),
+    )
 
 
 def children(metric: M, values: Sequence[str]) -> dict[str, M]:

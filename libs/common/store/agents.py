@@ -7,14 +7,13 @@ Used by:  the gateway (put, read, list, delete), the worker (read, as an attempt
 """
 
 from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
 from common.ids import AgentId
 from common.store.postgres import Postgres
-
-Kind = Literal["echo", "http", "openai"]
+from towline.wire.threads import AgentKind
 
 
 class NewAgent(NamedTuple):
@@ -26,7 +25,7 @@ class NewAgent(NamedTuple):
     """
 
     agent: AgentId
-    kind: Kind
+    kind: AgentKind
     url: str | None
     model: str | None
     instructions: str | None
@@ -40,7 +39,7 @@ class Agent(msgspec.Struct, frozen=True):
     """An agent's record; see `NewAgent`. `created_ms`: milliseconds of Postgres's clock."""
 
     agent: AgentId
-    kind: Kind
+    kind: AgentKind
     url: str | None
     model: str | None
     instructions: str | None

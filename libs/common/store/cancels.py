@@ -36,7 +36,7 @@ class Cancels:
                 await self.tell_machine(cancelled)
         except StoreUnavailable as error:
             # It has ended, durably: whoever claims its entry finds that out and settles it.
-            logger.warning("job_unsettled", job=record.job, problem=str(error))
+            logger.warning("job_unsettled", job=record.job, error=str(error))
         return cancelled
 
     async def tell_machine(self, record: Record) -> None:

@@ -1,8 +1,8 @@
 """Claims: who runs a turn now, on Absurd's queue `turns`.
 
 Owns:     the queue (tasks, attempts, checkpoints), through Absurd's SQL functions; the channel `towline_turns`.
-Promises: a turn that is not kept can be taken by another worker after `times.CLAIM_S`; nothing is written by an attempt
-          that lost its claim (rule 30). Every call is safe to repeat.
+Promises: a turn that is not kept can be taken by another worker after `turn_times.CLAIM_S`; nothing is written by an
+          attempt that lost its claim (rule 30). Every call is safe to repeat.
 Used by:  the worker.
 
 An attempt: claim -> begin -> (checkpoint)* -> `Turns.end` -> publish what the record says -> complete; or fail (another
@@ -12,7 +12,7 @@ attempt after a pause), or release (another worker, at once).
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple
 
-from common import turns as times
+from common import turn_times
 from common.ids import TurnId, WorkerId
 from common.store.listener import run_listener
 from common.store.postgres import Postgres
@@ -58,7 +58,7 @@ class Claims:
         Raises:
             StoreUnavailable: some may be claimed; the next call brings them.
         """
-        params = {"worker": worker, "claim_s": times.CLAIM_S, "places": places, "held": [c.run for c in held]}
+        params = {"worker": worker, "claim_s": turn_times.CLAIM_S, "places": places, "held": [c.run for c in held]}
         return [
             Claim(TurnId(str(row.turn)), str(row.task), str(row.run), row.attempt)
             for row in await self._postgres.fetch("claim_turns", params)
@@ -80,7 +80,7 @@ class Claims:
         """
         if not claims:
             return {}
-        params = {"runs": [c.run for c in claims], "claim_s": times.CLAIM_S}
+        params = {"runs": [c.run for c in claims], "claim_s": turn_times.CLAIM_S}
         return {str(row.run): row.cancel_requested for row in await self._postgres.fetch("keep_turns", params)}
 
     async def checkpoint(self, claim: Claim, step: str, state: str) -> None:
@@ -94,7 +94,7 @@ class Claims:
             ClaimLost: nothing was written.
             StoreUnavailable: it may be written; repeat it.
         """
-        params = {"task": claim.task, "run": claim.run, "step": step, "state": state, "claim_s": times.CLAIM_S}
+        params = {"task": claim.task, "run": claim.run, "step": step, "state": state, "claim_s": turn_times.CLAIM_S}
         (row,) = await self._postgres.fetch("checkpoint", params)
         _owned(row.done, claim)
 
@@ -116,7 +116,7 @@ class Claims:
     async def fail(self, claim: Claim, message: str, *, retry_after_s: float) -> None:
         """Give up this attempt: another one begins after a pause.
 
-        After the last one (`times.ATTEMPTS_MAX`) end the turn instead; where that is not done, the net does it.
+        After the last one (`turn_times.ATTEMPTS_MAX`) end the turn instead; where that is not done, the net does it.
 
         Raises: ClaimLost, StoreUnavailable (repeat it, or let the claim lapse).
         """

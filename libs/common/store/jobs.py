@@ -3,7 +3,7 @@
 Owns:     `bridge:jobs`, `bridge:jobs_index`, `bridge:result`, `bridge:waiters`, `bridge:cancels` (names in `keys`).
 Promises: an entry per job; only the newest session takes; what is settled is gone. Redis is disposable: everything here
           is made anew from `requests`.
-Used by:  the gateway and the worker's tool calls (ask, enqueue, wait_for), the worker's pump (take) and outcomes
+Used by:  the gateway and the worker's tool calls (ask, enqueue, register_waiter), the worker's pump (take) and outcomes
           (settle), the sweeper (missing, enqueue_many, unsettled, settle), `cancels` (settle, ask_to_stop).
 """
 
@@ -130,7 +130,7 @@ class Jobs:
         _pass_over_faults((record.user for record, _ in jobs), answers)
         return sum(answer == b"added" for answer in answers)
 
-    async def wait_for(self, jobs: Sequence[JobId], gateway: GatewayId) -> None:
+    async def register_waiter(self, jobs: Sequence[JobId], gateway: GatewayId) -> None:
         """Register a gateway that joins running jobs; it reads their records afterwards (rule 15).
 
         Raises: StoreUnavailable (it may be registered; the rereads find what it is not told).

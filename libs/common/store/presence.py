@@ -14,8 +14,7 @@ from common.ids import JobId, MachineId, SessionId, UserId, WorkerId
 from common.store import keys
 from common.store.jobs import CALL_NUMBERS, Seen, Taken, parse_served
 from common.store.redis import Call, Redis, script
-
-State = Literal["online", "reconnecting", "offline", "unknown"]
+from towline.wire.api import PresenceState
 
 
 class Assertion(NamedTuple):
@@ -133,7 +132,7 @@ async def leave(redis: Redis, user: UserId, epoch: int, *, grace_ms: int | None)
     )
 
 
-def state_of(seen: Seen, answering_for_s: float, timing: keys.Timing) -> State:
+def state_of(seen: Seen, answering_for_s: float, timing: keys.Timing) -> PresenceState:
     """What may be said of a machine: `offline` only when Redis, and our link to it, are old enough to know."""
     if seen.presence:
         return "reconnecting" if seen.presence.get("state") == "reconnecting" else "online"

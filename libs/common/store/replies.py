@@ -122,14 +122,13 @@ class Waiters:
     """
 
     def __init__(
-        self, redis: Redis, jobs: Jobs, requests: Requests, *, gateway: GatewayId, timing: keys.Timing, waiters_max: int
+        self, redis: Redis, jobs: Jobs, requests: Requests, *, gateway: GatewayId, timing: keys.Timing
     ) -> None:
         self.gateway = gateway
         self._redis = redis
         self._jobs = jobs
         self._requests = requests
         self._timing = timing
-        self._waiters_max = waiters_max
         self._waiting: dict[JobId, list[Waiter]] = {}
         self._probes: dict[str, asyncio.Future[Mapping[str, str]]] = {}
         self.count = 0
@@ -138,11 +137,6 @@ class Waiters:
         self._unread: set[JobId] = set()
         self._unread_due = asyncio.Event()
         self._renew_due = asyncio.Event()
-
-    @property
-    def is_full(self) -> bool:
-        """Whether one more may not wait."""
-        return self.count >= self._waiters_max
 
     def add(self, job: JobId, user: UserId, *, online: bool) -> Waiter:
         """Register a caller; pass the waiter to `remove` in the end."""
@@ -227,12 +221,12 @@ class Waiters:
         while self._renew_due.is_set():
             self._renew_due.clear()
             try:
-                await self._jobs.wait_for(list(self._waiting), self.gateway)
+                await self._jobs.register_waiter(list(self._waiting), self.gateway)
             except BaseException as error:
                 self._renew_due.set()
                 if not isinstance(error, StoreUnavailable):
                     raise
-                logger.warning("waiters_unregistered", waiters=self.count, problem=str(error))
+                logger.warning("waiters_unregistered", waiters=self.count, error=str(error))
                 await asyncio.sleep(RENEW_EVERY_S)
 
     async def _run_presence(self) -> None:
@@ -242,7 +236,7 @@ class Waiters:
             try:
                 await self._tell_lapses()
             except StoreUnavailable as error:
-                logger.warning("waiters_presence_unread", waiters=self.count, problem=str(error))
+                logger.warning("waiters_presence_unread", waiters=self.count, error=str(error))
 
     async def _reread(self, jobs: list[JobId]) -> None:
         for start in range(0, len(jobs), REREAD_RECORDS_MAX):
@@ -250,7 +244,7 @@ class Waiters:
                 records = await self._requests.read(jobs[start : start + REREAD_RECORDS_MAX])
             except StoreUnavailable as error:
                 # Nobody is told anything wrong; the next pass reads them.
-                logger.warning("waiters_records_unread", jobs=len(jobs), problem=str(error))
+                logger.warning("waiters_records_unread", jobs=len(jobs), error=str(error))
                 return
             for job, record in records.items():
                 if record.terminal:

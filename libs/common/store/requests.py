@@ -3,8 +3,8 @@
 Owns:     the table `requests`.
 Promises: one record per (scope, key); one terminal per record, never replaced; begin marks are durable before they
           are answered; every call is safe to repeat.
-Used by:  the gateway (accept, read, cancel), the worker (begin, finish, give up), the sweeper (expire, open, ends,
-          prune).
+Used by:  the gateway (accept, read, cancel), the worker (begin, finish, give up), the sweeper (expire, open_jobs,
+          ended_jobs, prune).
 """
 
 from collections.abc import Sequence
@@ -212,7 +212,9 @@ class Requests:
         rows = await self._postgres.fetch("cancel", {"job": job, "user": user, "outcome": CANCELLED})
         return record_of(rows[0]) if rows else None
 
-    async def open(self, *, older_than_s: float, younger_than_s: float, after: JobId | None, limit: int) -> list[Open]:
+    async def open_jobs(
+        self, *, older_than_s: float, younger_than_s: float, after: JobId | None, limit: int
+    ) -> list[Open]:
         """Open jobs accepted in a window of age, in the order of their ids, after one. Raises: StoreUnavailable."""
         params = {"older_than_s": older_than_s, "younger_than_s": younger_than_s, "after": after, "limit": limit}
         return [Open(*row) for row in await self._postgres.fetch("open_jobs", params)]
@@ -222,7 +224,9 @@ class Requests:
         rows = await self._postgres.fetch("read_open_jobs", {"ids": list(jobs)}) if jobs else []
         return [(record_of(row), row.args) for row in rows]
 
-    async def ends(self, *, older_than_s: float, younger_than_s: float, after: End | None, limit: int) -> list[End]:
+    async def ended_jobs(
+        self, *, older_than_s: float, younger_than_s: float, after: End | None, limit: int
+    ) -> list[End]:
         """Jobs that ended in a window of age, in the order of their ends, after one. Raises: StoreUnavailable."""
         params = {
             "older_than_s": older_than_s,

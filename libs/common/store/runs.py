@@ -15,13 +15,12 @@ from common.ids import RunId
 from common.store.leases import Point
 from common.store.listener import run_listener
 from common.store.postgres import Postgres
+from towline.wire.runs import Resume, RunState
 
 CHANNEL = "towline_runs"
 
-State = Literal["active", "stalled", "orphaned", "stopping", "completed", "failed", "stopped", "expired"]
 Health = Literal["active", "stalled", "orphaned"]
 End = Literal["completed", "failed", "stopped", "expired"]
-Resume = Literal["ids", "replay", "live"]
 
 
 class NewSource(NamedTuple):
@@ -81,7 +80,7 @@ class Run(msgspec.Struct, frozen=True):
     terminal_types: Sequence[str]
     stall_after_s: float
     max_duration_s: float
-    state: State
+    state: RunState
     reason: str | None
     created_ms: int
     ended_ms: int | None
@@ -100,7 +99,7 @@ class OpenRun(NamedTuple):
     """A run that should be followed."""
 
     run: RunId
-    state: State
+    state: RunState
     created_ms: int
 
 

@@ -17,9 +17,7 @@ from common.ids import AgentId, EntryId, ThreadId, TurnId, UserId, new_id
 from common.store.postgres import Postgres
 from common.store.turns import TASK_OPTIONS, Turn, turn_of
 from towline.wire import json
-
-OnBusy = Literal["queue", "reject", "interrupt"]
-Role = Literal["user", "agent"]
+from towline.wire.threads import OnBusy, Role
 
 
 class Thread(msgspec.Struct, frozen=True):

@@ -33,7 +33,6 @@ from common.store.postgres import Postgres
 from towline.wire import json
 from towline.wire.frames import Tool
 
-SCOPES = ("jobs", "runs", "threads", "admin")
 API_KEY_PREFIX = "tlk_"
 MACHINE_TOKEN_PREFIX = "tlm_"  # noqa: S105 (no secret: what secrets begin with, for scanners that look for leaks)
 

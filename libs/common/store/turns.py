@@ -13,25 +13,24 @@ from typing import Any, Literal, NamedTuple
 import msgspec
 import structlog
 
-from common import turns as times
+from common import turn_times
 from common.errors import NotOwner, StoreUnavailable
 from common.ids import AgentId, EntryId, ThreadId, TurnId, UserId, new_id
 from common.store.postgres import Postgres
 from common.store.usage import Used
 from towline.wire import json
+from towline.wire.threads import TurnState
 
 logger = structlog.get_logger(__name__)
 
 # How Absurd treats the task of a turn. Its strategy is for lapsed claims; `Claims.fail` says when else to try again.
 TASK_OPTIONS = json.dumps(
     {
-        "max_attempts": times.ATTEMPTS_MAX,
+        "max_attempts": turn_times.ATTEMPTS_MAX,
         "retry_strategy": {"kind": "none"},
-        "limit_margin_s": times.LIMIT_MARGIN_S,
+        "limit_margin_s": turn_times.LIMIT_MARGIN_S,
     }
 ).decode()
-
-State = Literal["queued", "running", "completed", "failed", "cancelled"]
 
 
 class Turn(msgspec.Struct, frozen=True):
@@ -57,7 +56,7 @@ class Turn(msgspec.Struct, frozen=True):
     fingerprint: bytes
     traceparent: str
     cap_s: float
-    state: State
+    state: TurnState
     attempts: int
     replays: int
     cancel_requested: bool
@@ -81,7 +80,7 @@ class Turn(msgspec.Struct, frozen=True):
 
 
 class Claim(NamedTuple):
-    """A turn that this worker may run, until `times.CLAIM_S` after the last claim, keep or checkpoint (`claims`).
+    """A turn that this worker may run, until `turn_times.CLAIM_S` after the last claim, keep or checkpoint (`claims`).
 
     Attributes:
         task, run: Absurd's; a run is one attempt there.
@@ -138,7 +137,7 @@ def plan_end(stranded: Stranded) -> End:
     if stranded.cancel_requested:
         return cancelled()
     if stranded.task_state == "failed":
-        return failed("attempts-exhausted", f"the turn was begun {times.ATTEMPTS_MAX} times without an end")
+        return failed("attempts-exhausted", f"the turn was begun {turn_times.ATTEMPTS_MAX} times without an end")
     if stranded.task_state == "cancelled":
         return failed("turn-timeout", "the turn took longer than it may")
     return failed("task-lost", "the turn's task ended without an answer")
@@ -223,7 +222,7 @@ class Turns:
 
     async def unannounced(self, *, limit: int = 100) -> list[Turn]:
         """Turns whose end nobody has announced for a while, to be published and marked. Raises: StoreUnavailable."""
-        params = {"after_s": times.ANNOUNCE_AFTER_S, "until_s": times.ANNOUNCE_UNTIL_S, "limit": limit}
+        params = {"after_s": turn_times.ANNOUNCE_AFTER_S, "until_s": turn_times.ANNOUNCE_UNTIL_S, "limit": limit}
         return [turn_of(row) for row in await self._postgres.fetch("unannounced_turns", params)]
 
     async def depths(self) -> dict[str, tuple[int, float]]:

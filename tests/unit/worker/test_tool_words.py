@@ -5,8 +5,8 @@ import pytest
 from common.ids import AgentId, EntryId, ThreadId, TurnId, UserId
 from common.store import keys, records
 from common.store.jobs import Seen
-from common.store.presence import State
 from common.store.turns import Turn
+from towline.wire.api import PresenceState
 from worker.tool_calls import (
     DEADLINE_S,
     OFFLINE,
@@ -50,7 +50,7 @@ def test_every_outcome_has_words(outcome: Outcome, expected: str) -> None:
         ("online", keys.QUEUE_ENTRIES_MAX, refused(QUEUE_FULL)),
     ],
 )
-def test_what_the_door_refuses(state: State, entries: int, expected: Outcome | None) -> None:
+def test_what_the_door_refuses(state: PresenceState, entries: int, expected: Outcome | None) -> None:
     seen = Seen(presence={}, hint="u", entries=entries, bytes=0, age_ms=0, now_ms=0)
     assert refusal_of(seen, state) == expected
 

@@ -171,7 +171,7 @@ class Sidecar:
             connection = await self._connect(self._token, lane)
         except TokenUnusable as error:
             self._token = ""
-            _logger.warning("token_unusable", reason=str(error))
+            _logger.warning("token_unusable", error=str(error))
             return NeedToken()
         except InvalidStatus as error:
             status, headers = error.response.status_code, error.response.headers

@@ -172,7 +172,7 @@ class Connection:
                 return frames.decode_from_worker(message)
             _logger.warning("frame_ignored", reason="binary")
         except frames.FrameError as error:
-            _logger.warning("frame_ignored", reason=str(error))
+            _logger.warning("frame_ignored", error=str(error))
         return None
 
     def _receive(self, frame: frames.FromWorker | None) -> None:

@@ -52,7 +52,7 @@ class Credentials:
             self._store(self._file, token)
         except OSError as error:
             self._is_stored = False
-            _logger.warning("token_not_stored", file=str(self._file), reason=str(error))
+            _logger.warning("token_not_stored", file=str(self._file), error=str(error))
 
     def _newest(self, path: Path) -> str | None:
         text = self._read_file(path)

@@ -152,7 +152,7 @@ class Journal:
         try:
             await self._on_thread(lambda _: None)
         except JournalUnavailable as error:
-            _logger.warning("journal_not_closed_cleanly", reason=str(error))
+            _logger.warning("journal_not_closed_cleanly", error=str(error))
         await asyncio.get_running_loop().run_in_executor(self._thread, self._close)
         self._thread.shutdown(wait=False)
 
@@ -209,10 +209,10 @@ class Journal:
                 self._open_once()
             except (sqlite3.OperationalError, OSError) as error:
                 self._close()
-                _logger.warning("journal_unavailable", path=str(self._path), reason=str(error))
+                _logger.warning("journal_unavailable", path=str(self._path), error=str(error))
             except sqlite3.DatabaseError as error:
                 self._close()
-                _logger.warning("journal_damaged", path=str(self._path), reason=str(error), opened=attempt)
+                _logger.warning("journal_damaged", path=str(self._path), error=str(error), opened=attempt)
                 if self._move_aside():
                     continue
             return
@@ -253,7 +253,7 @@ class Journal:
             for suffix in ("-wal", "-shm"):
                 self._path.with_name(self._path.name + suffix).unlink(missing_ok=True)
         except OSError as error:
-            _logger.warning("journal_unavailable", path=str(self._path), reason=str(error))
+            _logger.warning("journal_unavailable", path=str(self._path), error=str(error))
             return False
         return True
 

@@ -70,7 +70,7 @@ class Memory:
                 await self._journal.finish(user, frame.job, outcome)
                 return outcome
             except JournalUnavailable as error:
-                _logger.warning("outcome_not_recorded", job=frame.job, reason=str(error), tries_left=remaining)
+                _logger.warning("outcome_not_recorded", job=frame.job, error=str(error), tries_left=remaining)
                 if remaining:
                     await asyncio.sleep(RECORD_PAUSE_S)
         return unknown("journal-unavailable", f"the tool ended as {outcome.outcome}, and that could not be recorded")

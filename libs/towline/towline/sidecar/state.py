@@ -64,5 +64,5 @@ def machine_id(directory: Path) -> str:
             file.write_text(install + "\n")
         except OSError as error:
             # It can still serve; after a restart the server sees another machine.
-            _logger.warning("machine_id_not_stored", file=str(file), reason=str(error))
+            _logger.warning("machine_id_not_stored", file=str(file), error=str(error))
     return hashlib.sha256(f"{install}\n{os_machine_id()}".encode()).hexdigest()[:32]

@@ -28,9 +28,10 @@ JOB_STATES: tuple[JobState, ...] = get_args(JobState)
 TERMINAL_STATES: frozenset[str] = frozenset({"completed", "failed", "unknown", "expired", "cancelled"})
 PresenceState = Literal["online", "reconnecting", "offline", "unknown"]
 Scope = Literal["jobs", "runs", "threads", "admin"]
+SCOPES: tuple[Scope, ...] = get_args(Scope)
 
 Timestamp = Annotated[str, Meta(extra_json_schema={"format": "date-time"})]
-UserName = Annotated[str, Meta(pattern=rf"^{ID_PATTERN}$(?!\n)")]
+Id = Annotated[str, Meta(pattern=rf"^{ID_PATTERN}$(?!\n)")]
 # `Outcome`, with its two alternatives. The gateway passes its stored bytes through unread: a replay is the same bytes.
 OutcomeJson = Annotated[
     msgspec.Raw,
@@ -194,7 +195,7 @@ class ApiKeyCreate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     name: Annotated[str, Meta(min_length=1, max_length=200)]
     scopes: Annotated[list[Scope], Meta(min_length=1, max_length=4)]
-    users: Annotated[list[UserName], Meta(min_length=1, max_length=USERS_MAX)] | None = None
+    users: Annotated[list[Id], Meta(min_length=1, max_length=USERS_MAX)] | None = None
 
 
 class ApiKey(msgspec.Struct, frozen=True):

@@ -9,7 +9,7 @@ from typing import Annotated, Literal, get_args
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from towline.wire.api import Timestamp, UserName
+from towline.wire.api import Id, Timestamp
 from towline.wire.events import PROGRESS_TYPES, TERMINAL_TYPES
 
 SOURCES_MAX = 20
@@ -30,7 +30,7 @@ Resume = Literal["ids", "replay", "live"]
 Verdict = Literal["active", "stalled", "orphaned", "ended", "unknown"]
 
 EventType = Annotated[str, Meta(min_length=1, max_length=200, pattern=r"^[^\x00-\x1f]+$(?!\n)")]
-ThreadName = Annotated[str, Meta(pattern=r"^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$(?!\n)")]
+Uuid = Annotated[str, Meta(pattern=r"^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$(?!\n)")]
 EventTypes = Annotated[list[EventType], Meta(max_length=EVENT_TYPES_MAX)]
 HeaderName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9!#$%&'*+.^_`|~-]{1,100}$(?!\n)")]
 HeaderValue = Annotated[str, Meta(pattern=r"^[\t -~]*$(?!\n)", max_length=8192)]
@@ -49,7 +49,7 @@ class SourceFollow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         idle_timeout_s: without any byte for this long, the source has ended.
     """
 
-    source: UserName
+    source: Id
     url: Annotated[str, Meta(min_length=1, max_length=2048)]
     resume: Resume
     headers: Annotated[dict[HeaderName, HeaderValue], Meta(max_length=HEADERS_MAX)] = {}
@@ -204,8 +204,8 @@ class StreamTokenCreate(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
         threads: of either there must be one.
     """
 
-    runs: Annotated[list[UserName], Meta(max_length=STREAM_RUNS_MAX)] = []
-    threads: Annotated[list[ThreadName], Meta(max_length=STREAM_THREADS_MAX)] = []
+    runs: Annotated[list[Id], Meta(max_length=STREAM_RUNS_MAX)] = []
+    threads: Annotated[list[Uuid], Meta(max_length=STREAM_THREADS_MAX)] = []
     ttl_s: Annotated[float, Meta(ge=1, le=STREAM_TOKEN_TTL_S_MAX)] = 600.0
 
     def __post_init__(self) -> None:

@@ -10,12 +10,12 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from towline.wire.api import Timestamp, UserName
+from towline.wire.api import Id, Timestamp
 from towline.wire.frames import TOOLS_MAX
 from towline.wire.ids import TOOL_NAME_CHARACTERS_MAX
 from towline.wire.runs import StreamEvent
 
-# What a turn may take in all. `common.turns` has the numbers that derive from a cap; a test holds both together.
+# What a turn may take in all. `common.turn_times` has the numbers that derive from a cap; a test holds both together.
 TURN_CAP_S_DEFAULT = 600.0
 TURN_CAP_S_MIN = 10.0
 TURN_CAP_S_MAX = 3600.0
@@ -109,8 +109,8 @@ class ThreadCreate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         model: asked for in place of the agent's own.
     """
 
-    agent: UserName
-    user: UserName | None = None
+    agent: Id
+    user: Id | None = None
     model: Model | None = None
 
 

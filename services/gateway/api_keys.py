@@ -15,7 +15,7 @@ from towline.wire.api import timestamp
 logger = structlog.get_logger(__name__)
 
 
-class KeyRoutes:
+class ApiKeyRoutes:
     """The handlers of everything about API keys.
 
     All need the scope `admin`, of a key that is not bound to users: that one could mint a key that reaches everyone.

@@ -18,7 +18,7 @@ from towline.wire.api import timestamp
 from towline.wire.runs import StreamToken, StreamTokenCreate
 
 
-class BrowserRoutes:
+class StreamTokenRoutes:
     """The handler of stream tokens."""
 
     def __init__(self, *, auth: Auth, threads: Threads, tokens: StreamTokens) -> None:

@@ -166,6 +166,10 @@ class Window:
         if (held := self._held.get(job)) and held.phase is Phase.WAITING:
             held.claimed = True
 
+    def holds(self, job: JobId) -> bool:
+        """Whether the job is here, in whatever phase."""
+        return job in self._held
+
     def gone(self, job: JobId) -> None:
         """The job is settled, or its outcome was let go: a claim may bring it again."""
         self._held.pop(job, None)

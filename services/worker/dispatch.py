@@ -190,8 +190,8 @@ class Dispatch:
             self.window.doubt(job)
 
     def cancel_all(self, jobs: Sequence[JobId]) -> None:
-        """Stop all that are to be stopped; what was asked for before and is not among them has ended."""
-        self._to_cancel.clear()
+        """Stop all that are to be stopped, as of an assertion: what is not here and not among them has ended."""
+        self._to_cancel = {job for job in self._to_cancel if self.window.holds(job)}
         for job in jobs:
             self.cancel(job)
 
@@ -223,6 +223,7 @@ class Dispatch:
 
     def _settled(self, job: JobId) -> None:
         self._cancelled.discard(job)
+        self._to_cancel.discard(job)
         self.window.gone(job)
         self._freed()
 

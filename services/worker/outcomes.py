@@ -137,14 +137,14 @@ def _cost(outcome: str) -> int:
 def outcome_of(result: frames.JobResult) -> tuple[str, str]:
     """The terminal state and outcome text of a machine's answer; what cannot be carried fails by name."""
     if result.outcome == "completed":
-        raw = bytes(result.result) or b"null"
-        if len(raw) > frames.RESULT_BYTES_MAX:
-            limit = frames.RESULT_BYTES_MAX
-            return "failed", error_outcome("result-too-large", f"the result has {len(raw)} bytes, the limit is {limit}")
+        raw, limit = bytes(result.result) or b"null", frames.RESULT_BYTES_MAX
         try:
-            raw, mended = json.check_raw(raw)
+            # What is mended is written anew, numbers at their full length.
+            raw, mended = json.check_raw(raw) if len(raw) <= limit else (raw, False)
         except json.JsonProblem as problem:
             return "failed", error_outcome("result-unusable", f"the tool's result cannot be carried: {problem}")
+        if len(raw) > limit:
+            return "failed", error_outcome("result-too-large", f"the result has {len(raw)} bytes, the limit is {limit}")
         tail = ',"mended":true' if mended or result.mended else ""
         return "completed", f'{{"result":{raw.decode()}{tail}}}'
     failure = result.error or frames.Failure(result.outcome, "the machine gave no reason")

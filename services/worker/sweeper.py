@@ -34,6 +34,8 @@ ENDED_OVERLAP_S = 30.0
 FIRST_LOOK_BACK_S = 600.0
 OLDEST_S = 2 * 24 * 3600.0
 PAGE = 500
+# Lost jobs that are read and put back together, each with up to 256 KiB of arguments: after a Redis loss it is all.
+REQUEUED_TOGETHER = 16
 
 
 class Sweeper:
@@ -103,10 +105,12 @@ class Sweeper:
             if not found:
                 return
             after = found[-1].job
-            missing = await self._requests.read_open(await self._jobs.missing(found))
-            if requeued := missing and await self._jobs.enqueue_many(missing):
-                self._metrics.redeliveries_total["requeued"].inc(requeued)
-                logger.info("jobs_requeued", count=requeued)
+            missing = await self._jobs.missing(found)
+            for first in range(0, len(missing), REQUEUED_TOGETHER):
+                jobs = await self._requests.read_open(missing[first : first + REQUEUED_TOGETHER])
+                if requeued := await self._jobs.enqueue_many(jobs):
+                    self._metrics.redeliveries_total["requeued"].inc(requeued)
+                    logger.info("jobs_requeued", count=requeued)
 
     async def _settle_ended(self, *, younger_than_s: float) -> None:
         after: End | None = None

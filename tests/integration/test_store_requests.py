@@ -110,7 +110,7 @@ async def test_another_payload_under_a_known_key_gets_the_record_of_the_first(re
 async def test_crossing_batches_do_not_deadlock(
     postgres_url: str, user: UserId, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Twenty pools' worth of accepts, marks and finishes over the same rows in opposite orders."""
+    """Accepts, marks and finishes over the same rows in opposite orders, and keys that come again meanwhile."""
     async with open_postgres(postgres_url) as first, open_postgres(postgres_url) as second:
         replicas = [Requests(postgres, retention_s=3600) for postgres in (first, second)]
         # No repetitions from here on: a statement that Postgres ended because of a deadlock shows.
@@ -140,11 +140,24 @@ async def test_crossing_batches_do_not_deadlock(
                     requests.give_up([record.job for record in order], "elsewhere", "x")
                     for requests, order in itertools.product(replicas, (made, made[::-1]))
                 ),
+                *(
+                    requests._accept_batch([new_job(user, f"{turn}-{key}") for key in order])
+                    for requests, order in itertools.product(replicas, (forth, back))
+                ),
             )
     rows = await execute(
         postgres_url, "select count(*), count(ended_at) from requests where user_id = %s and key like '%%cross%%'", user
     )
     assert rows == [(300, 300)]
+
+
+async def test_of_two_machines_whose_marks_go_out_together_one_is_answered(requests: Requests, user: UserId) -> None:
+    """Both take the job while its mark waits for Postgres; the record names one, and only that one may be sent it."""
+    record = await accepted(requests, user, hinted=False)
+    begins = [Begin(record.job, machine, JOURNAL) for machine in ("machine-1", "machine-2")]
+    attempts = await requests._begin_batch(begins)
+    assert sorted(attempts, key=str) == [1, None]
+    assert (await read(requests, record)).machine == begins[attempts.index(1)].machine
 
 
 async def test_after_its_retention_a_key_is_new(postgres_url: str, requests: Requests, user: UserId) -> None:

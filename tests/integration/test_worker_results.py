@@ -101,6 +101,15 @@ async def test_a_result_of_a_mebibyte_is_carried_and_a_larger_one_fails_by_name(
             assert f"{size} bytes" in (ended.outcome or "")
 
 
+async def test_a_result_that_outgrows_the_limit_by_mending_fails_by_name(bridge: Bridge, user: UserId) -> None:
+    """Numbers are written anew at their full length."""
+    peer = await bridge.machine(user)
+    record, job = await deliver(bridge, user, peer)
+    await peer.answer(job, f'["\\u0000",{",".join(["1e15"] * 100_000)}]')
+    ended = await bridge.ended(record.job)
+    assert (ended.state, '"result-too-large"' in (ended.outcome or "")) == ("failed", True)
+
+
 async def test_a_long_reason_is_cut(bridge: Bridge, user: UserId) -> None:
     """A stack trace of a megabyte is nobody's outcome."""
     peer = await bridge.machine(user)

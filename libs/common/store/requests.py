@@ -149,8 +149,9 @@ class Requests:
             "journals": [b.journal for b in items],
             "attempts_max": ATTEMPTS_MAX,
         }
-        attempts = {row.job: row.attempts for row in await self._postgres.fetch("begin", params)}
-        return [attempts.get(b.job) for b in items]
+        rows = await self._postgres.fetch("begin", params)
+        attempts = {Begin(row.job, row.machine, row.journal): row.attempts for row in rows}
+        return [attempts.get(b) for b in items]
 
     async def finish(self, finish: Finish) -> Finished | None:
         """Make an outcome durable; returns what the record says now, or None if the user has no such job.

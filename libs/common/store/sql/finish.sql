@@ -1,5 +1,5 @@
 -- Terminal outcomes (rule 1): guarded, so that there is one. A job that had ended already comes back as its record
--- says; what the machine said too late is kept beside it. Sorted, so that two batches cannot deadlock.
+-- says; what the machine said too late is kept beside it. Locked in the order in which accept locks.
 -- `select` hides how many there are, so that one plan is kept for all: to plan takes longer than to do it.
 update requests r
 set state = case when l.open then l.state else r.state end,
@@ -12,7 +12,7 @@ from (
   from unnest((select %(ids)b::uuid[]), %(users)b::text[], %(states)b::text[], %(outcomes)b::text[])
     as v(id, user_id, state, outcome)
   join requests r on r.id = v.id and r.user_id = v.user_id
-  order by r.id for update of r
+  order by r.scope, r.key for update of r
 ) l
 where r.id = l.id
 returning l.open as won, r.id::text as job, r.user_id, r.state, r.attempts,

@@ -6,7 +6,7 @@ with locked as (
     and (r.deadline_at <= now() or r.attempts >= %(attempts_max)s
          or (r.on_machine_change = 'unknown' and r.machine is not null
              and (r.machine, r.journal) is distinct from (%(machine)s::text, %(journal)s::text)))
-  order by r.id for update
+  order by r.scope, r.key for update
 )
 update requests r
 set state = case when r.state = 'queued' then 'expired'

@@ -152,14 +152,14 @@ class Stack:
             **inherited_environment(),
             "DATABASE_URL": postgres_url,
             "REDIS_URL": redis_url,
-            "TOWLINE_HTTP_HOST": "127.0.0.1",
-            "TOWLINE_BRIDGE_HOST": "127.0.0.1",
             "TOWLINE_ADMIN_HOST": "127.0.0.1",
-            "TOWLINE_HEARTBEAT_S": f"{heartbeat_s:g}",
             "TOWLINE_LOG_FORMAT": "json",
             # Upstreams are this machine's own; nothing else is called for anybody.
             "TOWLINE_EGRESS_ALLOW": "127.0.0.1,localhost",
         }
+        # Each service is given only what it reads: it warns of what it does not know.
+        self._heartbeat = {"TOWLINE_HEARTBEAT_S": f"{heartbeat_s:g}"}
+        self._keys_of_gateways: dict[str, str] = {}
         self._balancer = Balancer()
         self.sidecars = Sidecars(directory, postgres_url=postgres_url, env=inherited_environment())
         self._cleanup = AsyncExitStack()
@@ -177,7 +177,9 @@ class Stack:
         """Bring the schema up to date and make an API key; nothing serves yet."""
         async with AsyncExitStack() as cleanup:
             cleanup.enter_context(hold_directory(self._directory))
-            self._env |= _keys_of_installation(self._directory / "keys.json")
+            keys = _keys_of_installation(self._directory / "keys.json")
+            self._keys_of_gateways = {"TOWLINE_TOKEN_KEYS": keys.pop("TOWLINE_TOKEN_KEYS")}
+            self._env |= keys
             await migrate(self._postgres_url)
             await self._balancer.start(free_port())
             cleanup.push_async_callback(self._balancer.stop)
@@ -201,8 +203,14 @@ class Stack:
             "gateway",
             port_variable="TOWLINE_HTTP_PORT",
             directory=self._directory,
-            # No balancer learns of its leaving, so it waits for none.
-            env=self._env | {"TOWLINE_UNREADY_S": "0"} | dict(env or {}),
+            env={
+                **self._env,
+                **self._heartbeat,
+                **self._keys_of_gateways,
+                "TOWLINE_HTTP_HOST": "127.0.0.1",
+                "TOWLINE_UNREADY_S": "0",  # no balancer learns of its leaving, so it waits for none
+                **(env or {}),
+            },
         )
         self.gateways.append(gateway)
         self._cleanup.push_async_callback(gateway.stop)
@@ -216,7 +224,7 @@ class Stack:
             "worker",
             port_variable="TOWLINE_BRIDGE_PORT",
             directory=self._directory,
-            env=self._env | dict(env or {}),
+            env={**self._env, **self._heartbeat, "TOWLINE_BRIDGE_HOST": "127.0.0.1", **(env or {})},
         )
         self.workers.append(worker)
         self._cleanup.push_async_callback(worker.stop)
@@ -231,7 +239,7 @@ class Stack:
             "relay",
             port_variable=None,
             directory=self._directory,
-            env=self._env | dict(env or {}),
+            env={**self._env, **(env or {})},
         )
         self.relays.append(relay)
         self._cleanup.push_async_callback(relay.stop)

@@ -43,6 +43,8 @@ async def test_up_prints_what_is_there_says_what_ended_and_stops_when_told(tmp_p
 
         logs = tmp_path / ".towline" / "up" / "stack"
         pids = {path.stem: int(path.read_text().split()[0]) for path in logs.glob("*.pid")}
+        # Each is given its own settings only.
+        assert not [path.name for path in logs.glob("*.log") if "settings_unknown" in path.read_text()]
         os.kill(pids["worker-2"], signal.SIGKILL)
         await eventually(lambda: f"worker-2 ended (signal 9); its log: {logs / 'worker-2.log'}" in err.read_text())
         assert "worker-1 ended" not in err.read_text()

@@ -364,6 +364,8 @@ async def test_an_async_tool_is_stopped(
         await session.send(frames.JobCancel(frame))
     result = await session.result(frame=frame)
     assert (result.outcome, code(result), result.lane_busy) == (outcome, why, False)
+    assert result.error is not None
+    assert result.error.message.endswith("it may or may not have had its effect") == (outcome == "unknown")
     again = await session.run(tool, args, hinted=hinted, attempt=2)
     assert (again.outcome, code(again), again.replayed) == (outcome, why, True)
     assert not (await session.status()).busy

@@ -32,8 +32,9 @@ async def test_killed_in_mid_action_it_does_not_run_again(hub: Hub, new: NewProc
     first.process.kill()
     await first.ended()
 
-    await new().start()
+    restarted = await new().start()
     second = await hub.session(2, within_s=20)
+    await restarted.said("job_interrupted")
     assert second.hello.running == []
     assert second.hello.journal == session.hello.journal
     assert second.hello.machine == session.hello.machine

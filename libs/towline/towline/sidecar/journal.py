@@ -32,7 +32,7 @@ import msgspec
 import structlog
 
 from towline.sidecar.decide import Row, State
-from towline.sidecar.outcome import JobOutcome, unknown
+from towline.sidecar.outcome import UNCERTAIN, JobOutcome, unknown
 
 # The longest deadline a job may have (86 400 s), plus a day: nothing older is ever delivered.
 FORGET_AFTER_MS = 2 * 86_400_000
@@ -225,17 +225,18 @@ class Journal:
         if verdict != "ok":
             raise sqlite3.DatabaseError(verdict)
         writer.executescript(_SCHEMA)
-        cut_off = unknown("interrupted", "the sidecar ended while this job ran; it may or may not have had its effect")
+        cut_off = msgspec.json.encode(unknown("interrupted", f"the sidecar ended while this job ran; {UNCERTAIN}"))
         writer.execute("BEGIN IMMEDIATE")
-        writer.execute(
-            "UPDATE jobs SET state = 'ended', outcome = ? WHERE state = 'running'", (msgspec.json.encode(cut_off),)
-        )
+        interrupted = writer.execute("SELECT user, job, tool FROM jobs WHERE state = 'running'").fetchall()
+        writer.execute("UPDATE jobs SET state = 'ended', outcome = ? WHERE state = 'running'", (cut_off,))
         meta = dict(writer.execute("SELECT name, value FROM meta").fetchall())
         binding = _binding(self._path)
         if meta.get("binding") != binding:
             meta = {"horizon_ms": "0"} | meta | {"id": secrets.token_hex(16), "binding": binding}
             writer.executemany("INSERT OR REPLACE INTO meta (name, value) VALUES (?, ?)", meta.items())
         writer.execute("COMMIT")
+        for user, job, tool in interrupted:
+            _logger.warning("job_interrupted", user=user, job=job, tool=tool, outcome="unknown")
         self.id, self.horizon_ms = meta["id"], int(meta["horizon_ms"])
         self._reader = _connect(self._path)
 

@@ -17,6 +17,9 @@ from towline.wire import frames, json
 # Longest text of an error message: a traceback pasted into an exception must not fill logs and records.
 MESSAGE_CHARACTERS_MAX = 2000
 
+# Ends the message of whatever is `unknown`.
+UNCERTAIN = "it may or may not have had its effect"
+
 # What msgspec writes without complaint and our rules do not carry, or may not: NaN (as null), U+0000, integers beyond
 # 64 bit. A match is a suspicion; most results raise none and are not parsed again.
 _SUSPECT = re.compile(rb"null|\\u0000|[0-9]{19}")

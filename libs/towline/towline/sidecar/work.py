@@ -20,7 +20,7 @@ import structlog
 from towline.sidecar import calling
 from towline.sidecar.journal import JournalUnavailable
 from towline.sidecar.memory import Memory
-from towline.sidecar.outcome import JobOutcome, failed, raised, unknown
+from towline.sidecar.outcome import UNCERTAIN, JobOutcome, failed, raised, unknown
 from towline.sidecar.tools import LocalTool
 from towline.wire import frames
 
@@ -235,7 +235,7 @@ class Work:
 
     def _ended_early(self, code: str, message: str) -> JobOutcome:
         """A tool that changes nothing, or nothing more, has failed; of any other, nobody knows how far it came."""
-        return failed(code, message) if self.frame.hinted else unknown(code, message)
+        return failed(code, message) if self.frame.hinted else unknown(code, f"{message}; {UNCERTAIN}")
 
     def _tell_all(self, *, lane_busy: bool) -> None:
         assert self.outcome is not None

@@ -85,7 +85,9 @@ class Job(msgspec.Struct, frozen=True):
     """A job as its record says.
 
     Attributes:
-        attempts: how often it was begun on a machine.
+        attempts: how often its delivery was recorded as begun, at least 1 once a machine has answered. Not how often
+            its tool ran: what is delivered again finds the action still running, or its outcome, and a hinted tool's
+            first delivery needs no record.
         outcome: JSON of `Outcome`, once the state is terminal; the same bytes in every answer about this job.
         replayed: this answers a submission whose key had been accepted before.
         payload_matches: false when such a submission asked for other work (another `name` or `args`); else absent.

@@ -102,7 +102,7 @@ class Session:
         self._since_ms = int(time.time() * 1000)
         self._heard = time.monotonic()
         self._pinged = False
-        self._probes: dict[str, tuple[GatewayId, str, float]] = {}
+        self._probes: dict[str, tuple[GatewayId, str]] = {}
         # A list and an event: an `asyncio.Queue` would cost every idle socket two kilobytes more.
         self._outbox: list[frames.Frame] = []
         self._has_frames = asyncio.Event()
@@ -344,22 +344,15 @@ class Session:
         if len(self._outbox) >= PROBE_QUEUE_MAX:
             return
         probe_id = new_id()
-        self._probes[probe_id] = (reply_to, nonce, time.monotonic())
+        self._probes[probe_id] = (reply_to, nonce)
         while len(self._probes) > SEND_QUEUE_MAX:
             self._probes.pop(next(iter(self._probes)))
         self.send(frames.Status(id=probe_id))
 
     def _probed(self, frame: frames.StatusResult) -> None:
         if probe := self._probes.pop(frame.id, None):
-            gateway, nonce, began = probe
-            fields = {
-                "probe": nonce,
-                "ok": "1",
-                "busy": str(int(frame.busy)),
-                "queue": str(frame.queue),
-                "rtt_ms": f"{(time.monotonic() - began) * 1000:.3f}",
-            }
-            self._spawn(self._tell(gateway, fields), "probe")
+            gateway, nonce = probe
+            self._spawn(self._tell(gateway, {"probe": nonce, "busy": str(int(frame.busy))}), "probe")
 
 
 def _hints(tools: Sequence[frames.Tool]) -> dict[str, bool]:

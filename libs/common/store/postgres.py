@@ -63,9 +63,7 @@ def statement(name: str) -> str:
 class Postgres:
     """What the stores use: one statement, one transaction, its rows."""
 
-    def __init__(
-        self, url: str, *, answer_timeout_s: float = ANSWER_TIMEOUT_S, prepare_threshold: int | None = 3
-    ) -> None:
+    def __init__(self, url: str, *, answer_timeout_s: float = ANSWER_TIMEOUT_S) -> None:
         self.url = url
         self._answer_timeout_s = answer_timeout_s
         self._attempts: set[asyncio.Task[list[Any]]] = set()
@@ -79,7 +77,7 @@ class Postgres:
             kwargs={
                 "autocommit": True,
                 "row_factory": namedtuple_row,
-                "prepare_threshold": prepare_threshold,
+                "prepare_threshold": 3,
                 "connect_timeout": CONNECT_TIMEOUT_S,
                 "application_name": "towline",
                 "options": " ".join(f"-c {name}={value}" for name, value in SESSION.items()),

@@ -53,7 +53,6 @@ class Served:
 
     status: Literal["ok", "outranked", "other"]
     machine: str = ""
-    raised: bool = False
     tools_missing: bool = False
     born: str = ""
     left: int = 0
@@ -107,11 +106,10 @@ def parse_serve(answer: Any) -> Served:
     """Read the answer to `serve_call`."""
     if answer[0] != b"ok":
         return Served("outranked" if answer[0] == b"outranked" else "other", machine=answer[1].decode())
-    _, raised, tools_missing, born, left, flat, cancels = answer
+    _, tools_missing, born, left, flat, cancels = answer
     taken, unreadable = parse_served(flat)
     return Served(
         "ok",
-        raised=bool(raised),
         tools_missing=bool(tools_missing),
         born=born.decode(),
         left=left,

@@ -244,7 +244,7 @@ class Session:
                 await self._announce(tools)
                 self._announcing = None
             except StoreUnavailable as error:
-                logger.warning("catalogue_waits", user=self.user, reason=str(error))
+                logger.warning("catalogue_waits", user=self.user, error=str(error))
                 await asyncio.sleep(backoff.next_s())
 
     def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:

@@ -1,7 +1,7 @@
 """One sidecar's session: reader, writer and what is in flight between them.
 
 Promises: the reader never awaits work; one task owns `send`; a session that is outranked stops.
-Used by:  worker.sockets makes it, worker.pump feeds it (served, taken) and is told what it owes.
+Used by:  worker.sockets makes it, worker.pump feeds it (served) and its dispatch (taken), and is told what it owes.
 """
 
 import asyncio

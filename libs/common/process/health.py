@@ -6,7 +6,7 @@ Promises: `serve` returns within its budget and a second or so, whatever connect
           probe's status: stores are shared, and readiness tied to them would take out every replica at once.
           HTTP/2 is what a TLS handshake agreed upon, never what a connection of HTTP/1.1 turns into. What is no request
           at all is refused with a problem, too (`http1`).
-Used by:  every service (serve_admin); the gateway for its public port (open_listener, serve).
+Used by:  every service (open_listener, serve_admin); the gateway for its public port (serve).
 """
 
 import asyncio

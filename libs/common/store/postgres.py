@@ -243,7 +243,7 @@ async def _bring_absurd_up_to_date(connection: psycopg.AsyncConnection[Any]) -> 
 def absurd_steps(found: str, target: str, names: Iterable[str]) -> list[str]:
     """Which of Absurd's migrations (`FROM-TO.sql`) lead from one version to another, in order (PURE).
 
-    None where `found` is newer: a later release of ours was here, and its schema serves this one too.
+    None of them where `found` is newer: a later release of ours was here, and its schema serves this one too.
     """
     ranges = [name.removesuffix(".sql").split("-", 1) for name in names]
     steps = [(source, to) for source, to in ranges if _version(found) < _version(to) <= _version(target)]

@@ -3,7 +3,7 @@
 Owns:     `bridge:presence`, `bridge:epoch`, `bridge:tools`, `bridge:born`.
 Promises: only the newest epoch writes; a machine's first assert never evicts another live machine; an assert claims and
           takes in the same script, so nothing that an older session held waits.
-Used by:  the worker's pump (serve, leave); the gateway reads through `jobs.ask`.
+Used by:  the worker's pump (serve) and sockets (leave); the gateway reads through `jobs.ask`.
 """
 
 from collections.abc import Sequence

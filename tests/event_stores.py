@@ -127,7 +127,7 @@ class Reader:
     """A client that reads from one gateway or another, and checks nothing."""
 
     def __init__(self, store: Redis, run: RunId, position: Position) -> None:
-        self._log = EventLog(store)
+        self._log = EventLog(store, keys.events)
         self._run = run
         self.position = position
         self.items: list[LogEvent | Gap] = []

@@ -219,7 +219,7 @@ class Machine:
             for note in self.notes[answered:]:
                 answered += 1
                 if note["note"] == "probe":
-                    reply = {"probe": note["probe"], "ok": "1", "busy": "1", "queue": "0", "rtt_ms": "1"}
+                    reply = {"probe": note["probe"], "busy": "1"}
                     await tell_gateway(self._redis, GatewayId(note["reply_to"]), reply)
             call = take_call(self.user, self.epoch, self.session, 16)
             for taken in parse_take(await self._redis.run(call.script, call.keys, call.args)) or ():

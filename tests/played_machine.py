@@ -95,7 +95,7 @@ class PlayedMachine:
         while True:
             for note in await inbox.read():
                 if note["note"] == "probe":
-                    answer = {"probe": note["probe"], "ok": "1", "busy": "0", "queue": "0", "rtt_ms": "1"}
+                    answer = {"probe": note["probe"], "busy": "0"}
                     await control.tell_gateway(self._redis, note["reply_to"], answer)
 
     async def _serve_once(self, *, first: bool) -> None:

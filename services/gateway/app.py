@@ -14,7 +14,6 @@ from common.process.secrets import Secrets
 from common.process.settings import words_of
 from common.store import keys
 from common.store.agents import Agents
-from common.store.cancels import Cancels
 from common.store.eventlog import EventLog
 from common.store.jobs import Jobs
 from common.store.postgres import DOOR_TIMEOUT_S, open_postgres
@@ -123,7 +122,6 @@ async def run(settings: GatewaySettings, lifecycle: Lifecycle, registry: Collect
                 redis=redis,
                 jobs=jobs,
                 requests=requests,
-                cancels=Cancels(requests, jobs),
                 tokens=tokens,
                 waiters=waiters,
                 is_full=is_full,

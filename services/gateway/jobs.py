@@ -14,7 +14,7 @@ from msgspec import UNSET
 from common.errors import StoreUnavailable
 from common.ids import JobId, is_uuid
 from common.store import keys
-from common.store.cancels import Cancels
+from common.store.cancels import end_queued
 from common.store.jobs import Jobs, Seen
 from common.store.presence import state_of
 from common.store.records import Record
@@ -46,7 +46,6 @@ class JobRoutes:
         redis: Redis,
         jobs: Jobs,
         requests: Requests,
-        cancels: Cancels,
         tokens: Tokens,
         waiters: Waiters,
         is_full: Callable[[], bool],
@@ -58,7 +57,6 @@ class JobRoutes:
         self._redis = redis
         self._jobs = jobs
         self._requests = requests
-        self._cancels = cancels
         self._tokens = tokens
         self._waiters = waiters
         self._is_full = is_full
@@ -227,13 +225,13 @@ class JobRoutes:
         """`DELETE /v1/jobs/{job}`."""
         record = await self._reachable(request)
         if not record.terminal:
-            cancelled = await self._cancels.end_queued(record)
+            cancelled = await end_queued(record, self._requests, self._jobs)
             if cancelled is not None:
                 self._metrics.jobs_total["cancelled"].inc()
                 return _answer(cancelled)
             record = await self._read_again(record)
         if not record.terminal:
-            await self._cancels.tell_machine(record)
+            await self._jobs.ask_to_stop(record.job, record.user)
         return _answer(record)
 
     async def _reachable(self, request: Request) -> Record:

@@ -6,7 +6,6 @@ Promises: presence is read from Redis at each call, never remembered; a probe ta
 
 import asyncio
 import time
-from collections.abc import Mapping
 
 import msgspec
 import structlog
@@ -95,15 +94,13 @@ class MachineRoutes:
             async with asyncio.timeout(PROBE_TIMEOUT_S):
                 note = {"note": "probe", "user": user, "probe": nonce, "reply_to": self._waiters.gateway}
                 await tell_worker(self._redis, WorkerId(presence.worker), note)
-                fields: Mapping[str, str] = await reply
+                fields = await reply
         except (TimeoutError, StoreUnavailable):
-            fields = {}
+            return msgspec.structs.replace(presence, probed=False, rtt_ms=None)
         finally:
             self._waiters.forget_probe(nonce)
-        if fields.get("ok") != "1":
-            return msgspec.structs.replace(presence, probed=False, rtt_ms=None)
         rtt_ms = round((time.perf_counter() - began) * 1000, 1)
-        return msgspec.structs.replace(presence, probed=True, rtt_ms=rtt_ms, busy=fields.get("busy") == "1")
+        return msgspec.structs.replace(presence, probed=True, rtt_ms=rtt_ms, busy=fields["busy"] == "1")
 
     async def tools(self, request: Request) -> Answer:
         """`GET /v1/users/{user}/tools`."""

@@ -17,7 +17,6 @@ from common.process.secrets import Secrets
 from common.process.settings import words_of
 from common.store import keys
 from common.store.agents import Agents
-from common.store.cancels import Cancels
 from common.store.claims import Claims
 from common.store.control import control_inbox
 from common.store.jobs import Jobs
@@ -187,7 +186,6 @@ async def _turns(worker: Worker, group: asyncio.TaskGroup) -> AsyncIterator[None
                 redis=redis,
                 jobs=worker.jobs,
                 requests=worker.requests,
-                cancels=Cancels(worker.requests, worker.jobs),
                 waiters=waiters,
                 timing=worker.timing,
                 metrics=metrics,

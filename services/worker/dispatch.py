@@ -5,7 +5,6 @@ Promises: a frame for a marked job leaves only after its begin mark is durable; 
 Used by:  worker.session, which owns the socket; the decisions are worker.delivery's.
 """
 
-import asyncio
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
@@ -13,15 +12,14 @@ from typing import Any
 
 import structlog
 
-from common.errors import StoreUnavailable
 from common.ids import JobId, UserId, is_uuid, new_id
-from common.process.backoff import Backoff
 from common.store.jobs import Entry, Taken
 from common.store.records import Begin
 from common.store.requests import Requests
 from towline.wire import frames
 from towline.wire.api import timestamp
 from worker.delivery import Verb, Window
+from worker.insist import insist
 from worker.metrics import WorkerMetrics
 from worker.outcomes import Ending, Outcomes
 
@@ -102,7 +100,7 @@ class Dispatch:
 
     async def _mark(self, entry: Entry) -> None:
         begin = Begin(entry.job, self._machine.machine, self._machine.journal)
-        attempt = await _persist(lambda: self._requests.begin(begin), "mark_waits", entry.job)
+        attempt = await insist("mark", lambda: self._requests.begin(begin), job=entry.job)
         if attempt is None:
             await self._give_up(entry)
             return
@@ -112,8 +110,8 @@ class Dispatch:
     async def _give_up(self, entry: Entry) -> None:
         """A job that may not be started here: settle its ended record, or park it for its own machine."""
         m = self._machine
-        ended = await _persist(
-            lambda: self._requests.give_up([entry.job], m.machine, m.journal), "give_up_waits", entry.job
+        ended = await insist(
+            "give_up", lambda: self._requests.give_up([entry.job], m.machine, m.journal), job=entry.job
         )
         finished = ended.get(entry.job)
         self.window.refused(entry.job, parked=finished is None)
@@ -231,17 +229,6 @@ class Dispatch:
         self.step()
         if self.window.free_places():
             self._place_freed()
-
-
-async def _persist(call: Callable[[], Coroutine[Any, Any, Any]], event: str, job: JobId) -> Any:
-    """Repeat a call that is safe to repeat until the store answers."""
-    backoff = Backoff(first_s=0.05, cap_s=2.0)
-    while True:
-        try:
-            return await call()
-        except StoreUnavailable as error:
-            logger.warning(event, job=job, error=str(error))
-            await asyncio.sleep(backoff.next_s())
 
 
 def _nothing(_job: JobId) -> None:

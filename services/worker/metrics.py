@@ -3,6 +3,7 @@
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from common.process.metrics import DURATION_BUCKETS_S, children, jobs_total, turns_total
+from towline.wire.frames import Close
 
 # queue: accepted -> taken from the stream; deliver: taken -> frame sent; execute: frame sent -> result received;
 # reply: result received -> durable and its waiters told.
@@ -11,19 +12,17 @@ PHASES = ("queue", "deliver", "execute", "reply")
 # claimed: a newer session took over what an older one held; requeued: put back by the sweeper, Redis had lost it.
 REDELIVERIES = ("claimed", "requeued")
 
-# Why a session ended; `lost` is a socket that went without a word.
-CLOSES = (
-    "goodbye",
-    "lost",
-    "no_pong",
-    "too_slow",
-    "bad_frame",
-    "other_machine",
-    "replaced",
-    "token_refused",
-    "draining",
-    "error",
-)
+# Why a session ended: with which code we closed it, or how else; `lost` is a socket that went without a word.
+CLOSE_OF_CODE = {
+    Close.NO_PONG: "no_pong",
+    Close.TOO_SLOW: "too_slow",
+    Close.BAD_FRAME: "bad_frame",
+    Close.OTHER_MACHINE: "other_machine",
+    Close.REPLACED: "replaced",
+    Close.TOKEN_REFUSED: "token_refused",
+    Close.RESTARTING: "draining",
+}
+CLOSES = ("goodbye", "lost", *CLOSE_OF_CODE.values(), "error")
 
 # queued, processing: open jobs of the whole installation as the sweeper of this worker saw them last (take the maximum
 # over the workers, not the sum); turns_queued, turns_running: open turns, by the net in the same way; outcomes: held by

@@ -12,13 +12,12 @@ from typing import Any, NamedTuple
 
 import structlog
 
-from common.errors import StoreUnavailable
 from common.ids import JobId, UserId
-from common.process.backoff import Backoff
 from common.store.jobs import Jobs
 from common.store.records import Ended, Finish, Record, error_outcome
 from common.store.requests import Requests
 from towline.wire import frames, json
+from worker.insist import insist
 from worker.metrics import WorkerMetrics
 
 logger = structlog.get_logger(__name__)
@@ -73,14 +72,7 @@ class Outcomes:
         began = time.monotonic()
         self._bytes += _cost(finish.outcome)
         try:
-            backoff = Backoff(first_s=0.05, cap_s=2.0)
-            while True:
-                try:
-                    finished = await self._requests.finish(finish)
-                    break
-                except StoreUnavailable as error:
-                    logger.warning("outcome_waits", job=finish.job, error=str(error))
-                    await asyncio.sleep(backoff.next_s())
+            finished = await insist("finish", lambda: self._requests.finish(finish), job=finish.job)
         finally:
             self._bytes -= _cost(finish.outcome)
         if finished is None:
@@ -105,14 +97,7 @@ class Outcomes:
         self._metrics.job_seconds["reply"].observe(time.monotonic() - began)
 
     async def _settle(self, record: Record | Ended, ending: Ending) -> None:
-        backoff = Backoff(first_s=0.05, cap_s=2.0)
-        while True:
-            try:
-                await self._jobs.settle(record)
-                break
-            except StoreUnavailable as error:
-                logger.warning("settle_waits", job=record.job, error=str(error))
-                await asyncio.sleep(backoff.next_s())
+        await insist("settle", lambda: self._jobs.settle(record), job=record.job)
         ending.settled(ending.job)
 
     async def drain(self) -> None:

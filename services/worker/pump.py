@@ -168,7 +168,7 @@ class Pump:
             case "close":
                 for session in sessions:
                     if session.token_id == note["token_id"]:
-                        session.end(frames.Close.TOKEN_REFUSED, "the token was revoked", "token_refused")
+                        session.end(frames.Close.TOKEN_REFUSED, "the token was revoked")
 
     async def run_calls(self) -> None:
         """Send what sessions owe, pipeline after pipeline, until cancelled."""
@@ -200,14 +200,14 @@ class Pump:
         for session in sorted(self._owing.values(), key=lambda s: s.owes_serve)[:PIPELINE_MAX]:
             del self._owing[session.id]
             free = session.window.free_places()
-            if session.owes_serve:
+            serving = session.owes_serve
+            if serving:
                 session.owes_serve = False
                 call = serve_call(session.assertion(), self._timing)
             elif session.owes_take and session.asserted and free:
                 call = take_call(session.user, session.epoch, session.id, free)
             else:
                 continue  # a take stays owed until there is a place for what it brings
-            serving = call.script.name == "serve"
             batch.append(Owed(session, serving, free, call))
             # Notes that come while this call is under way are a new debt; without a free place the old one stands.
             session.owes_take = session.owes_take and free == 0
@@ -284,7 +284,7 @@ class Pump:
             return
         for session, one in held:
             if one not in valid:
-                session.end(frames.Close.TOKEN_REFUSED, "the token was revoked or has expired", "token_refused")
+                session.end(frames.Close.TOKEN_REFUSED, "the token was revoked or has expired")
             elif valid[one]:
                 await self._renew_token(session, one)
 

@@ -1,7 +1,7 @@
 """One sidecar's session: reader, writer and what is in flight between them.
 
 Promises: the reader never awaits work; one task owns `send`; a session that is outranked stops.
-Used by:  worker.sockets makes it, worker.pump feeds it (served, taken) and is told what it owes.
+Used by:  worker.sockets makes it, worker.pump feeds it (served) and its dispatch (taken), and is told what it owes.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ from common.store.tokens import Minted
 from towline.wire import frames
 from worker.dispatch import Dispatch, Machine
 from worker.hello import read_catalogue
-from worker.metrics import WorkerMetrics
+from worker.metrics import CLOSE_OF_CODE, WorkerMetrics
 from worker.outcomes import Outcomes
 
 logger = structlog.get_logger(__name__)
@@ -52,11 +52,10 @@ class Desk(Protocol):
 class Refused(Exception):
     """The session must end with this close code and reason."""
 
-    def __init__(self, code: int, reason: str, label: str) -> None:
+    def __init__(self, code: int, reason: str) -> None:
         super().__init__(reason)
         self.code = code
         self.reason = reason
-        self.label = label
 
 
 class Session:
@@ -102,7 +101,7 @@ class Session:
         self._since_ms = int(time.time() * 1000)
         self._heard = time.monotonic()
         self._pinged = False
-        self._probes: dict[str, tuple[GatewayId, str, float]] = {}
+        self._probes: dict[str, tuple[GatewayId, str]] = {}
         # A list and an event: an `asyncio.Queue` would cost every idle socket two kilobytes more.
         self._outbox: list[frames.Frame] = []
         self._has_frames = asyncio.Event()
@@ -138,7 +137,7 @@ class Session:
             while isinstance(refusal, BaseExceptionGroup):
                 refusal = refusal.exceptions[0]
             assert isinstance(refusal, Refused)
-            label = refusal.label
+            label = CLOSE_OF_CODE[refusal.code]
             with contextlib.suppress(Exception):
                 async with asyncio.timeout(1):
                     await self._socket.close(refusal.code, frames.close_reason(refusal.reason))
@@ -159,10 +158,10 @@ class Session:
         """Whether the machine left on purpose."""
         return self._goodbye
 
-    def end(self, code: int, reason: str, label: str) -> None:
+    def end(self, code: int, reason: str) -> None:
         """End the session with a close code; the first reason counts."""
         if not self._end.done():
-            self._end.set_result(Refused(code, reason, label))
+            self._end.set_result(Refused(code, reason))
 
     def drain(self) -> None:
         """Ask the machine to connect elsewhere; until it has, everything goes on."""
@@ -174,7 +173,7 @@ class Session:
         if not self.alive:
             return
         if len(self._outbox) >= SEND_QUEUE_MAX:
-            self.end(frames.Close.TOO_SLOW, "frames wait too long", "too_slow")
+            self.end(frames.Close.TOO_SLOW, "frames wait too long")
             return
         self._outbox.append(frame)
         self._has_frames.set()
@@ -191,18 +190,18 @@ class Session:
             except TimeoutError:
                 # A blocked send would hold up the keep-alive too, for ever.
                 self._socket.transport.abort()
-                raise Refused(frames.Close.TOO_SLOW, "the machine takes no frames", "too_slow") from None
+                raise Refused(frames.Close.TOO_SLOW, "the machine takes no frames") from None
 
     async def _read(self) -> None:
         async for text in self._socket:
             self._heard = time.monotonic()
             self._pinged = False
             if not isinstance(text, str):
-                raise Refused(frames.Close.BAD_FRAME, "a binary frame: frames are JSON text", "bad_frame")
+                raise Refused(frames.Close.BAD_FRAME, "a binary frame: frames are JSON text")
             try:
                 frame = frames.decode_from_sidecar(text)
             except frames.FrameError as error:
-                raise Refused(frames.Close.BAD_FRAME, f"a bad frame: {error}", "bad_frame") from error
+                raise Refused(frames.Close.BAD_FRAME, f"a bad frame: {error}") from error
             self._handle(frame)
         raise ConnectionClosed(None, None)
 
@@ -219,7 +218,7 @@ class Session:
             case frames.Goodbye():
                 self._goodbye = True
             case frames.Hello():
-                raise Refused(frames.Close.BAD_FRAME, "a second hello", "bad_frame")
+                raise Refused(frames.Close.BAD_FRAME, "a second hello")
             case frames.Pong():
                 pass
             case None:
@@ -230,7 +229,7 @@ class Session:
         try:
             tools = read_catalogue(frame.tools)
         except frames.FrameError as error:
-            raise Refused(frames.Close.BAD_FRAME, f"tools: {error}", "bad_frame") from error
+            raise Refused(frames.Close.BAD_FRAME, f"tools: {error}") from error
         self._catalogue = self._tools = _hints(tools)
         self._announcing = tools
         self._spawn(self._record_catalogue(tools), "announce")
@@ -262,7 +261,7 @@ class Session:
         """Once per heartbeat: stay present while the machine shows signs of life, else end."""
         silent_s = time.monotonic() - self._heard
         if silent_s > self._timing.sign_of_life_max_age_s:
-            self.end(frames.Close.NO_PONG, "no sign of life", "no_pong")
+            self.end(frames.Close.NO_PONG, "no sign of life")
             return
         if silent_s > self._timing.heartbeat_s / 2 and not self._pinged:
             self._pinged = True
@@ -292,16 +291,11 @@ class Session:
 
     def served(self, served: Served) -> None:
         """The answer to the assertion: be welcomed, be outranked, and deliver what it brought."""
-        if served.status == "other":
-            reason = f"{STAND_BY_S} s: another machine of this user is connected"
-            self.end(frames.Close.OTHER_MACHINE, reason, "other_machine")
+        if served.status == "outranked" and served.machine == self.machine:
+            self.end(frames.Close.REPLACED, "a newer session of this machine is connected")
             return
-        if served.status == "outranked":
-            if served.machine == self.machine:
-                self.end(frames.Close.REPLACED, "a newer session of this machine is connected", "replaced")
-            else:
-                reason = f"{STAND_BY_S} s: another machine of this user is connected"
-                self.end(frames.Close.OTHER_MACHINE, reason, "other_machine")
+        if served.status != "ok":
+            self.end(frames.Close.OTHER_MACHINE, f"{STAND_BY_S} s: another machine of this user is connected")
             return
         if not self.asserted:
             self.asserted = True
@@ -344,22 +338,15 @@ class Session:
         if len(self._outbox) >= PROBE_QUEUE_MAX:
             return
         probe_id = new_id()
-        self._probes[probe_id] = (reply_to, nonce, time.monotonic())
+        self._probes[probe_id] = (reply_to, nonce)
         while len(self._probes) > SEND_QUEUE_MAX:
             self._probes.pop(next(iter(self._probes)))
         self.send(frames.Status(id=probe_id))
 
     def _probed(self, frame: frames.StatusResult) -> None:
         if probe := self._probes.pop(frame.id, None):
-            gateway, nonce, began = probe
-            fields = {
-                "probe": nonce,
-                "ok": "1",
-                "busy": str(int(frame.busy)),
-                "queue": str(frame.queue),
-                "rtt_ms": f"{(time.monotonic() - began) * 1000:.3f}",
-            }
-            self._spawn(self._tell(gateway, fields), "probe")
+            gateway, nonce = probe
+            self._spawn(self._tell(gateway, {"probe": nonce, "busy": str(int(frame.busy))}), "probe")
 
 
 def _hints(tools: Sequence[frames.Tool]) -> dict[str, bool]:

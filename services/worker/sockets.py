@@ -220,7 +220,7 @@ class Sockets:
                 session.drain()
             await asyncio.sleep(DRAIN_WAVE_S)
             for session in sessions[start : start + wave]:
-                session.end(frames.Close.RESTARTING, "this worker is leaving", "draining")
+                session.end(frames.Close.RESTARTING, "this worker is leaving")
         await self._pump.empty.wait()
 
 

@@ -14,7 +14,7 @@ import structlog
 from common.errors import StoreUnavailable
 from common.ids import JobId, TurnId, UserId, new_id
 from common.store import keys
-from common.store.cancels import Cancels
+from common.store.cancels import end_queued
 from common.store.jobs import Jobs, Seen
 from common.store.presence import state_of
 from common.store.records import Accepted, NewJob, Record, error_outcome, fingerprint
@@ -114,7 +114,6 @@ class ToolCalls:
         redis: Redis,
         jobs: Jobs,
         requests: Requests,
-        cancels: Cancels,
         waiters: Waiters,
         timing: keys.Timing,
         metrics: WorkerMetrics,
@@ -122,7 +121,6 @@ class ToolCalls:
         self._redis = redis
         self._jobs = jobs
         self._requests = requests
-        self._cancels = cancels
         self._waiters = waiters
         self._timing = timing
         self._metrics = metrics
@@ -232,13 +230,13 @@ class ToolCalls:
                 )
                 for record in records:
                     if not await self._cancel_queued(record):
-                        await self._cancels.tell_machine(record)
+                        await self._jobs.ask_to_stop(record.job, record.user)
         except StoreUnavailable as error:
             logger.warning("tool_left_running", turn=turn.turn, error=str(error))
 
     async def _cancel_queued(self, record: Record) -> bool:
         """End a job that was not begun; False: it was."""
-        cancelled = await insist("cancel", lambda: self._cancels.end_queued(record))
+        cancelled = await insist("cancel", lambda: end_queued(record, self._requests, self._jobs))
         if cancelled is not None:
             self._metrics.jobs_total["cancelled"].inc()
         return cancelled is not None

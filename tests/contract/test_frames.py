@@ -141,7 +141,6 @@ def test_constants_of_the_protocol() -> None:
     assert (frames.PATH, frames.SUBPROTOCOL) == ("/v1/bridge", "towline.v1")
     codes = {name: code for name, code in vars(frames.Close).items() if name.isupper()}
     assert codes == {
-        "GOING_AWAY": 1001,
         "RESTARTING": 1012,
         "TRY_LATER": 1013,
         "NO_PONG": 4001,

@@ -13,7 +13,6 @@ from starlette.types import Message
 from support import eventually
 
 from common.ids import GatewayId, UserId, new_id
-from common.store.cancels import Cancels
 from common.store.jobs import Jobs
 from common.store.postgres import Postgres
 from common.store.redis import Redis
@@ -79,7 +78,6 @@ async def door(redis_store: Redis, postgres: Postgres, jobs: Jobs, requests: Req
         redis=redis_store,
         jobs=jobs,
         requests=requests,
-        cancels=Cancels(requests, jobs),
         tokens=tokens,
         waiters=waiters,
         is_full=lambda: False,

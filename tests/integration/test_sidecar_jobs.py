@@ -288,9 +288,13 @@ async def test_what_waits_behind_a_job_of_another_socket_does_not_start_after_st
     await first.drop()
     second = await hub.session(2)
     await second.deliver("look", {"at": "never"}, job="waits", hinted=True)
-    await second.status()
+    assert (await second.status()).queue == 1
     sidecar.stop()
-    await asyncio.sleep(0.1)
+
+    async def is_heeded() -> bool:
+        return (await second.status()).queue == 0
+
+    await eventually(is_heeded)
     sidecar_tools.release.set()
     await asyncio.wait_for(second.closed.wait(), 5)
     assert executions.read_text() == "click_plain\n"

@@ -76,11 +76,11 @@ async def test_frozen_and_woken_it_connects_again_and_drops_what_waited(
     """SIGSTOP for longer than the gap, as a closed lid: both clocks jump, and TCP noticed nothing."""
     process = await new().start()
     session = await hub.session(within_s=20)
-    await session.deliver("look", {"at": "runs", "seconds": 5.3}, job="runs", hinted=True)
+    await session.deliver("look", {"at": "runs", "seconds": 5.1}, job="runs", hinted=True)
     await session.deliver("click", {"button": "waited"}, job="waits")
     await eventually(executions.read_text)
     process.process.send_signal(signal.SIGSTOP)
-    await asyncio.sleep(6)
+    await asyncio.sleep(5.2)  # `wake.GAP_S` and some
     process.process.send_signal(signal.SIGCONT)
     again = await hub.session(2)
     assert '"event":"slept"' in process.log.read_text()

@@ -360,7 +360,7 @@ async def test_a_page_is_bounded_in_bytes_and_whole_in_the_end(relay_a: Relay, r
     await writer.append(events(1, 20), progressed=False)
     for _ in range(5):
         await writer.append([LARGE] * 50, progressed=False)
-    log = EventLog(redis_store)
+    log = EventLog(redis_store, keys.events)
     assert relay_a.taken is not None
     position = Position.start(relay_a.taken.first_seq)
     pages = []
@@ -384,7 +384,7 @@ async def test_a_page_counts_events_and_not_the_marks_between(relay_a: Relay, re
         await writer.append(events(number, number), progressed=False)
         await relay_a.take(10 * number)
         writer = await relay_a.take(10 * number + 1)
-    log = EventLog(redis_store)
+    log = EventLog(redis_store, keys.events)
     for number in (1, 2, 3):
         page = await log.read_after(run, position, count=1)
         position = page.position
@@ -510,7 +510,7 @@ async def test_history_is_read_in_pages_and_from_any_place(relay_a: Relay, held:
 
 async def test_live_readers_see_what_comes_and_nothing_before(relay_a: Relay, redis_store: Redis) -> None:
     """Without a gap for what they asked not to see."""
-    log = EventLog(redis_store)
+    log = EventLog(redis_store, keys.events)
     assert await log.tail(relay_a.run) is None
     writer = await relay_a.take(7)
     await writer.append(events(1, 3), progressed=False)

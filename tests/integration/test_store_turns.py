@@ -56,7 +56,8 @@ async def test_a_turn_is_claimed_begun_ended_and_completed(stores: Stores, worke
     assert begun.is_first
     assert (await stores.claims.begin(claim)).is_first  # the answer to the first call was lost
     ended = await stores.turns.end(claim, completed("answer"), [USED])
-    assert (ended.state, ended.reply_text, ended.reply_position, ended.error_code) == ("completed", "answer", 2, None)
+    assert (ended.state, ended.reply_text, ended.error_code) == ("completed", "answer", None)
+    assert [entry.entry for entry in await stores.entries(turn.thread)] == [turn.entry, ended.reply]
     assert replace(ended, ended_here=False) == await stores.record(turn)
     assert await stores.tasks(turn) == ["running"]  # not completed before it is published
     await stores.claims.complete(claim)
@@ -612,9 +613,9 @@ async def test_whatever_happens_at_once_each_turn_ends_once_and_in_order(stores:
     for thread in threads:
         entries = await stores.entries(thread)
         own = sorted((record for record in records if record.thread == thread), key=lambda record: record.number)
-        replies = [record.reply_position for record in own if record.state == "completed"]
+        replies = [record.reply for record in own if record.state == "completed"]
         assert [entry.position for entry in entries] == list(range(1, len(entries) + 1))
-        assert replies == sorted(entry.position for entry in entries if entry.role == "agent")
+        assert replies == [entry.entry for entry in entries if entry.role == "agent"]
         rows = await stores.usage.list_page(users=None, thread=thread, agent=None, day=None, before=None, limit=99)
         assert len({row.turn for row in rows}) == len(rows) >= len(replies)
 

@@ -8,7 +8,6 @@ from job_stores import accepted, new_user
 from support import eventually
 
 from common.ids import UserId
-from common.store.cancels import Cancels
 from common.store.records import Record
 from towline.wire import frames
 
@@ -173,7 +172,7 @@ async def test_a_machine_that_claims_to_run_another_users_job_changes_nothing(
     owners_peer = await bridge.machine(owner)
     job = await owners_peer.next(frames.Job)
     assert (job.job, job.attempt) == (record.job, 1)
-    await Cancels(bridge.requests, bridge.jobs).tell_machine(record)
+    await bridge.jobs.ask_to_stop(record.job, record.user)
     assert (await owners_peer.next(frames.JobCancel)).id == job.id
     await liar.send(f'{{"type":"job_result","job":"{record.job}","outcome":"completed","result":"a lie"}}')
     # What the liar says of its own afterwards is heard, so the lie was read.

@@ -2,7 +2,7 @@
 
 Owns:     the form in which they are stored.
 Promises: what is stored can be read with the keys alone; the first key encrypts, each of them decrypts, so that keys
-          can be changed: put the new one first, and take the old one away when no open run was given under it.
+          can be changed: put the new one first, and take the old one away when no run or agent of before is left.
 Used by:  the gateway (encrypt), the relay and the worker (decrypt).
 """
 
@@ -15,7 +15,7 @@ from common.errors import Permanent
 
 
 class SecretsUnreadable(Permanent):
-    """None of our keys opens this, or it was changed. The source has to be given again."""
+    """None of our keys opens this, or it was changed. What it belongs to has to be given again."""
 
 
 class Secrets:
@@ -37,23 +37,23 @@ class Secrets:
 
     @property
     def is_usable(self) -> bool:
-        """Whether there is a key at all; without one no headers can be taken."""
+        """Whether there is a key at all; without one no secrets can be taken."""
         return self._fernets is not None
 
-    def encrypt(self, headers: Mapping[str, str]) -> bytes:
-        """Encrypt headers. Twice the same ones give different bytes. Raises: ValueError when there is no key."""
+    def encrypt(self, secrets: Mapping[str, str]) -> bytes:
+        """Encrypt named secrets. Twice the same ones give different bytes. Raises: ValueError when there is no key."""
         if self._fernets is None:
             raise ValueError("there is no key to encrypt with")
-        return self._fernets.encrypt(msgspec.json.encode(dict(headers)))
+        return self._fernets.encrypt(msgspec.json.encode(dict(secrets)))
 
     def decrypt(self, stored: bytes) -> dict[str, str]:
-        """Give back the headers. Raises: SecretsUnreadable."""
+        """Give back what was encrypted. Raises: SecretsUnreadable."""
         if self._fernets is None:
             raise SecretsUnreadable("there is no key to decrypt with")
         try:
             return msgspec.json.decode(self._fernets.decrypt(stored), type=dict[str, str])
         except InvalidToken:
-            raise SecretsUnreadable("no key decrypts these headers") from None
+            raise SecretsUnreadable("no key decrypts this") from None
 
 
 def new_key() -> str:

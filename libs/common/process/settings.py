@@ -122,7 +122,8 @@ class CommonSettings(BaseSettings):
         7 * 24 * 3600,
         ge=3600,
         le=90 * 24 * 3600,
-        description="how long a key keeps its answer; longer costs rows, shorter lets late retries run again",
+        description="how long a key keeps its answer, and an ended run its record; longer costs rows, shorter lets late"
+        " retries run again",
     )
     revision: str = Field(
         "unknown",

@@ -197,7 +197,7 @@ def beyond(position: Position, first: Entry, tail: EventId) -> Page | None:
 class EventLog:
     """Reading the streams of runs, or of threads (`keys.thread_events`, see `threadlog`)."""
 
-    def __init__(self, redis: Redis, name: Callable[[Any], str] = keys.events) -> None:
+    def __init__(self, redis: Redis, name: Callable[[Any], str]) -> None:
         self._redis = redis
         self._name = name
 

@@ -3,8 +3,9 @@
 Owns:     `bridge:jobs`, `bridge:jobs_index`, `bridge:result`, `bridge:waiters`, `bridge:cancels` (names in `keys`).
 Promises: an entry per job; only the newest session takes; what is settled is gone. Redis is disposable: everything here
           is made anew from `requests`.
-Used by:  the gateway and the worker's tool calls (ask, enqueue, register_waiter), the worker's pump (take) and outcomes
-          (settle), the sweeper (missing, enqueue_many, unsettled, settle), `cancels` (settle, ask_to_stop).
+Used by:  the gateway and the worker's tool calls (ask, enqueue, register_waiter, ask_to_stop), the worker's pump
+          (take) and outcomes (settle), the sweeper (missing, enqueue_many, unsettled, settle), `cancels` (settle,
+          ask_to_stop).
 """
 
 import itertools
@@ -58,7 +59,6 @@ class Seen(msgspec.Struct, frozen=True):
     entries: int
     bytes: int
     age_ms: int
-    now_ms: int
 
     @property
     def has_room(self) -> bool:
@@ -319,9 +319,9 @@ def _settle_call(record: Record | Ended) -> Call:
 def _seen(answer: Any) -> Seen | Exception:
     if isinstance(answer, Exception):
         return answer
-    flat, hint, entries, size, age_ms, now_ms = answer
+    flat, hint, entries, size, age_ms = answer
     if isinstance(flat, dict):
         presence = {k.decode(): v.decode() for k, v in flat.items()}
     else:
         presence = {flat[i].decode(): flat[i + 1].decode() for i in range(0, len(flat), 2)}
-    return Seen(presence, hint.decode(), entries, size, age_ms, now_ms)
+    return Seen(presence, hint.decode(), entries, size, age_ms)

@@ -63,9 +63,7 @@ def statement(name: str) -> str:
 class Postgres:
     """What the stores use: one statement, one transaction, its rows."""
 
-    def __init__(
-        self, url: str, *, answer_timeout_s: float = ANSWER_TIMEOUT_S, prepare_threshold: int | None = 3
-    ) -> None:
+    def __init__(self, url: str, *, answer_timeout_s: float = ANSWER_TIMEOUT_S) -> None:
         self.url = url
         self._answer_timeout_s = answer_timeout_s
         self._attempts: set[asyncio.Task[list[Any]]] = set()
@@ -79,7 +77,7 @@ class Postgres:
             kwargs={
                 "autocommit": True,
                 "row_factory": namedtuple_row,
-                "prepare_threshold": prepare_threshold,
+                "prepare_threshold": 3,
                 "connect_timeout": CONNECT_TIMEOUT_S,
                 "application_name": "towline",
                 "options": " ".join(f"-c {name}={value}" for name, value in SESSION.items()),
@@ -245,7 +243,7 @@ async def _bring_absurd_up_to_date(connection: psycopg.AsyncConnection[Any]) -> 
 def absurd_steps(found: str, target: str, names: Iterable[str]) -> list[str]:
     """Which of Absurd's migrations (`FROM-TO.sql`) lead from one version to another, in order (PURE).
 
-    None where `found` is newer: a later release of ours was here, and its schema serves this one too.
+    None of them where `found` is newer: a later release of ours was here, and its schema serves this one too.
     """
     ranges = [name.removesuffix(".sql").split("-", 1) for name in names]
     steps = [(source, to) for source, to in ranges if _version(found) < _version(to) <= _version(target)]

@@ -3,7 +3,7 @@
 Owns:     `bridge:presence`, `bridge:epoch`, `bridge:tools`, `bridge:born`.
 Promises: only the newest epoch writes; a machine's first assert never evicts another live machine; an assert claims and
           takes in the same script, so nothing that an older session held waits.
-Used by:  the worker's pump (serve, leave); the gateway reads through `jobs.ask`.
+Used by:  the worker's pump (serve) and sockets (leave); the gateway reads through `jobs.ask`.
 """
 
 from collections.abc import Sequence
@@ -52,7 +52,6 @@ class Served:
 
     status: Literal["ok", "outranked", "other"]
     machine: str = ""
-    raised: bool = False
     tools_missing: bool = False
     born: str = ""
     left: int = 0
@@ -106,11 +105,10 @@ def parse_serve(answer: Any) -> Served:
     """Read the answer to `serve_call`."""
     if answer[0] != b"ok":
         return Served("outranked" if answer[0] == b"outranked" else "other", machine=answer[1].decode())
-    _, raised, tools_missing, born, left, flat, cancels = answer
+    _, tools_missing, born, left, flat, cancels = answer
     taken, unreadable = parse_served(flat)
     return Served(
         "ok",
-        raised=bool(raised),
         tools_missing=bool(tools_missing),
         born=born.decode(),
         left=left,

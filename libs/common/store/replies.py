@@ -35,7 +35,7 @@ logger = structlog.get_logger(__name__)
 REREAD_EVERY_S = 5.0
 # While Redis is away it is asked this often whether waiters can be registered again.
 RENEW_EVERY_S = 0.25
-# Records in one statement: each may bring arguments and an outcome along.
+# Records in one statement: each may bring an outcome along.
 REREAD_RECORDS_MAX = 200
 # Most waits are shorter; only longer ones pay for the task that sees whether their caller has hung up.
 UNWATCHED_WAIT_S = 1.0

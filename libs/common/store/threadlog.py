@@ -4,7 +4,7 @@ Owns:     `thread_events:{thread}`, `thread_state:{thread}`, `thread_writers:{th
 Promises: events are numbered one after the other, whoever appends them (rule 33); one that is appended again by the
           same writer under the same number is there once; what an attempt says after a newer one has spoken is refused;
           where the stream lost something a reader is given a `Gap`.
-Used by:  the worker and the gateway (append), the gateway (`eventlog.EventLog(redis, keys.thread_events)` reads).
+Used by:  the worker and the gateway (append), the gateway (reads, by `eventlog.EventLog`).
 
 Readers: a thread's first event is number 1, so without a cursor they begin at `START`. A stream that is born again, or
 lost its tail, goes on under a new epoch and a number far above, which `eventlog.follow` takes for the gap it is.

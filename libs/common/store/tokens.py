@@ -45,7 +45,6 @@ class ApiKey(NamedTuple):
     """What an API key may do. `users`: None for every user."""
 
     key_id: str
-    name: str
     scopes: frozenset[str]
     users: frozenset[str] | None
 
@@ -125,7 +124,7 @@ class Tokens:
             return None
         row = rows[0]
         users = None if row.users is None else frozenset(row.users)
-        return ApiKey(row.key_id, row.name, frozenset(row.scopes), users)
+        return ApiKey(row.key_id, frozenset(row.scopes), users)
 
     async def add_api_key(
         self, name: str, scopes: Sequence[str], users: Sequence[str] | None, *, first_only: bool = False

@@ -4,7 +4,7 @@ Owns:     the table `turns`.
 Promises: one terminal per turn, never replaced, with its reply and its usage in one transaction (rules 1, 31), and not
           by an attempt that lost its claim; when a turn ends, the thread's next one can be taken, once. Every call is
           safe to repeat.
-Used by:  the gateway (read, list, cancel; `threads` posts), the worker (end, and the net; `claims` has the rest).
+Used by:  the gateway (read, cancel; `threads` posts), the worker (end, and the net; `claims` has the rest).
 """
 
 from collections.abc import Sequence
@@ -42,7 +42,7 @@ class Turn(msgspec.Struct, frozen=True):
         cap_s: how long it may take from its first start.
         attempts: how often it was begun.
         replays: how often its key was submitted again.
-        reply, reply_text, reply_position: the agent's entry, when `completed`.
+        reply, reply_text: the agent's entry, when `completed`.
         error_code, error_message: why not, when `failed` or `cancelled`.
         agent, user, model: its thread's.
         ended_here: the very call that has returned this ended the turn: the one to count it.
@@ -62,7 +62,6 @@ class Turn(msgspec.Struct, frozen=True):
     cancel_requested: bool
     reply: EntryId | None
     reply_text: str | None
-    reply_position: int | None
     error_code: str | None
     error_message: str | None
     agent: AgentId
@@ -159,11 +158,6 @@ class Turns:
             return {}
         rows = await self._postgres.fetch("read_turns", {"turns": list(turns)})
         return {turn.turn: turn for turn in map(turn_of, rows)}
-
-    async def list_page(self, thread: ThreadId, *, before: int | None, limit: int) -> list[Turn]:
-        """A thread's turns, newest first, before a number. Raises: StoreUnavailable."""
-        params = {"thread": thread, "before": before, "limit": limit}
-        return [turn_of(row) for row in await self._postgres.fetch("list_turns", params)]
 
     async def cancel(self, turn: TurnId) -> Turn | None:
         """Cancel a turn; returns its record, None when there is none.
@@ -262,7 +256,6 @@ def turn_of(row: Any, *, ended_here: bool = False) -> Turn:
         cancel_requested=row.cancel_requested,
         reply=None if row.reply is None else EntryId(str(row.reply)),
         reply_text=row.reply_text,
-        reply_position=row.reply_position,
         error_code=row.error_code,
         error_message=row.error_message,
         agent=row.agent,

@@ -138,7 +138,7 @@ async def postgres_restart(scene: Scene) -> None:
             group.create_task(_expect_closed_door(scene, user))
             await scene.let_go(running)
             # Likewise a worker, before it tries again.
-            await scene.logged(worker, "outcome_waits", job=job)
+            await scene.logged(worker, "store_awaited", call="finish", job=job)
             scene.say(f"the tool has ended, its outcome waits in {worker.name}")
         scene.check("the caller is told before it is durable", False, running.caller.done())
         scene.say("no gateway takes a job; starting Postgres")

@@ -51,7 +51,7 @@ def test_every_outcome_has_words(outcome: Outcome, expected: str) -> None:
     ],
 )
 def test_what_the_door_refuses(state: PresenceState, entries: int, expected: Outcome | None) -> None:
-    seen = Seen(presence={}, hint="u", entries=entries, bytes=0, age_ms=0, now_ms=0)
+    seen = Seen(presence={}, hint="u", entries=entries, bytes=0, age_ms=0)
     assert refusal_of(seen, state) == expected
 
 
@@ -76,7 +76,6 @@ def test_a_call_takes_no_longer_than_the_turn(time_s: float, timeout_s: float, d
         cancel_requested=False,
         reply=None,
         reply_text=None,
-        reply_position=None,
         error_code=None,
         error_message=None,
         agent=AgentId("agent-1"),

@@ -7,7 +7,7 @@
 -- ARGV[14] number of this call  ARGV[15] ids of entries that this session cannot read, joined by ' '
 -- ARGV[16..] tool name, 'h' | 'u', ...: the catalogue, when it is to be written
 -- Returns {'outranked' | 'other', machine of the live presence} with nothing written, or
--- {'ok', raised, tools missing, born, bodies left behind by the claim, {id, body, claimed '1'|'0', ...}, jobs to cancel}.
+-- {'ok', tools missing, born, bodies left behind by the claim, {id, body, claimed '1'|'0', ...}, jobs to cancel}.
 local mine = tonumber(ARGV[1])
 local stored = tonumber(redis.call('GET', KEYS[2]) or '-1')
 local live = redis.call('HGET', KEYS[1], 'machine')
@@ -89,5 +89,5 @@ if redis.call('EXISTS', KEYS[5]) == 1 then
     if read then for _, entry in ipairs(read[1][2]) do give(entry[1], entry[2][4] or '', '0') end end
   end
 end
-return {'ok', stored < mine and 1 or 0, 1 - tools_known, redis.call('GET', KEYS[4]), left, taken,
+return {'ok', 1 - tools_known, redis.call('GET', KEYS[4]), left, taken,
   redis.call('SMEMBERS', KEYS[7])}

@@ -4,7 +4,7 @@ Owns:     `journal.db` in the state directory, the journal's id and its horizon.
 Promises: `begin` and `finish` return only once their row would survive a power cut; a job that was cut off is `unknown`
           after a restart, never run again; nothing is forgotten without raising the horizon over it. When it cannot
           record, it says so before anything ran.
-Used by:  sidecar.lane (begin, finish, find, acknowledge), sidecar.app (open, prune, close).
+Used by:  sidecar.memory (begin, finish, find, acknowledge), sidecar.app (open, prune, close).
 
 Only jobs that are not hinted come here; a row therefore always was, and stays, unhinted, whatever its tool says later.
 What the server has acknowledged keeps its row without the outcome until no job of its age can be delivered any more:

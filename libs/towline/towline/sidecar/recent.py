@@ -3,7 +3,7 @@
 Owns:     outcomes of hinted jobs until they are acknowledged, then that they ran.
 Promises: bounded; costs no disk. A hinted job may run again after this process died, and only then (or after
           `JOBS_MAX` younger ones).
-Used by:  sidecar.lane.
+Used by:  sidecar.memory.
 
 Kept apart from the journal on purpose: its two fsyncs would cost a hinted job far more than running it twice could.
 """

@@ -126,7 +126,7 @@ class Outcome(msgspec.Struct, frozen=True):
 
 
 class Page(msgspec.Struct, Generic[Item], frozen=True):
-    """One page of a list, newest first; `next_cursor` is null on the last one."""
+    """One page of a list: newest first, but entries oldest first, agents by name; `next_cursor` is null on the last."""
 
     items: list[Item]
     next_cursor: str | None

@@ -31,7 +31,6 @@ _BRACKETS = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"?|[\[{]|[\]}]')
 class Close:
     """Close codes. 4000-4499: reconnect; 4500-4999: do not."""
 
-    GOING_AWAY = 1001
     RESTARTING = 1012
     TRY_LATER = 1013
     NO_PONG = 4001

@@ -2,7 +2,8 @@
 
 Owns:     what a problem type consists of, and its body. A gateway documents every type at `GET /problems/{slug}`.
 Promises: a body has nothing in it of what was sent, but what its caller puts into `detail`.
-Used by:  the gateway, whose own types are in `gateway.problems`; the worker's handshake; common.process.http1.
+Used by:  the gateway, whose own types are in `gateway.problems`; the worker's handshake;
+          common.process.hypercorn_fixes.
 """
 
 from typing import NamedTuple
@@ -51,7 +52,9 @@ HEADERS_TOO_LARGE = ProblemType(
     "headers-too-large",
     431,
     "The head of the request is too large",
-    "Path, query and headers together are larger than a server here takes; 16 KiB always pass. Nothing was recorded.",
+    "Path, query and headers together are larger than a server here takes. A gateway takes 16 KiB of them always; a"
+    " worker takes 8 KiB a line and 128 headers, and refuses more in plain text (414 for the path). Nothing was"
+    " recorded.",
     "Shorten them; large data belongs in the body. The connection is closed.",
 )
 NOT_FOUND = ProblemType(

@@ -16,6 +16,7 @@ from websockets.asyncio.server import Server, ServerConnection, serve
 from websockets.datastructures import Headers
 from websockets.exceptions import ConnectionClosed
 from websockets.http11 import Request, Response
+from websockets.protocol import State
 from websockets.typing import Subprotocol
 
 from common import problems
@@ -49,9 +50,28 @@ _NO_REQUEST = Request(frames.PATH, Headers())
 
 
 class Connection(ServerConnection):
-    """A socket, and whose it is once its token has been checked."""
+    """A socket, and whose it is once its token has been checked.
+
+    Attributes:
+        hasty: something came behind the request before that was answered. It was dropped, and no session begins.
+    """
 
     minted: Minted | None = None
+    hasty = False
+
+    def data_received(self, data: bytes) -> None:
+        """Keep the request apart from what is behind it, which the library takes for frames at once.
+
+        It would end the connection for them, and then fail to answer with an AssertionError in the log.
+        """
+        while data and self.request is None and not self.protocol.eof_sent:
+            end = data.find(b"\n") + 1 or len(data)
+            super().data_received(data[:end])
+            data = data[end:]
+        if data and self.state is State.CONNECTING and not self.protocol.eof_sent:
+            self.hasty = True
+        elif data:
+            super().data_received(data)
 
 
 class Sockets:
@@ -236,10 +256,14 @@ def _refused(
     return response
 
 
-def _describe_refusal(_connection: ServerConnection, _request: Request, response: Response) -> None:
+def _describe_refusal(connection: ServerConnection, _request: Request, response: Response) -> Response | None:
     """Describe what the library refuses by itself, too: what it says of it quotes what was sent."""
+    assert isinstance(connection, Connection)
+    if response.status_code == http.HTTPStatus.SWITCHING_PROTOCOLS and connection.hasty:
+        return _refused(connection, problems.BAD_HANDSHAKE, "nothing may be sent before the handshake is answered")
     if response.status_code in _NO_HANDSHAKE and response.headers["Content-Type"] != problems.MEDIA_TYPE:
         _describe(response, problems.BAD_HANDSHAKE, "a WebSocket's handshake by RFC 6455 is needed here")
+    return None
 
 
 def _describe(response: Response, kind: ProblemType, detail: str) -> None:

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import h2.settings
 import pytest
 from http2_connection import Http2Connection
 from starlette.applications import Starlette
@@ -64,7 +65,13 @@ class Server:
         self.open = 0
         self.cancelled = 0
         self.scope_types: set[str] = set()
-        handlers = {"/ok": self._ok, "/slow": self._slow, "/stream": self._stream, "/flood": self._flood}
+        handlers = {
+            "/ok": self._ok,
+            "/slow": self._slow,
+            "/part": self._part,
+            "/stream": self._stream,
+            "/flood": self._flood,
+        }
         self._app = Starlette(routes=[Route(path, handler) for path, handler in handlers.items()])
         self._budget_s = budget_s
         self._tls = tls
@@ -98,6 +105,10 @@ class Server:
     async def _slow(self, _request: Request) -> Response:
         await self.release.wait()
         return PlainTextResponse("slow")
+
+    async def _part(self, request: Request) -> Response:
+        await self.release.wait()
+        return PlainTextResponse(b"part: " + await anext(request.stream()))
 
     async def _stream(self, _request: Request) -> Response:
         async def events() -> AsyncIterator[str]:
@@ -136,9 +147,9 @@ async def stopped_within(server: Server, task: "asyncio.Task[float]") -> float:
         return await task - began
 
 
-async def open_request(port: int, path: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+async def open_request(port: int, path: str, *headers: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     reader, writer = await asyncio.open_connection(HOST, port, limit=1024)
-    writer.write(f"GET {path} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+    writer.write("\r\n".join((f"GET {path} HTTP/1.1", "Host: x", *headers, "\r\n")).encode())
     return reader, writer
 
 
@@ -197,15 +208,58 @@ async def test_an_open_request_is_answered_within_the_budget() -> None:
             await task
 
 
-async def test_a_connection_of_http_2_serves_any_number_of_requests(tmp_path: Path) -> None:
-    """A browser has one for everything, and keeps it for days; the streams on it go on, too."""
-    cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+# ---- HTTP/2
+
+
+@pytest.fixture(scope="module")
+def tls(tmp_path_factory: pytest.TempPathFactory) -> Tls:
+    files = tmp_path_factory.mktemp("tls")
+    cert, key = str(files / "cert.pem"), str(files / "key.pem")
     command = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj /CN=localhost"
-    names = ["-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1", "-keyout", str(key), "-out", str(cert)]
-    subprocess.run([*command.split(), *names], check=True, capture_output=True)  # noqa: ASYNC221 (milliseconds, once)
+    names = ["-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1", "-keyout", key, "-out", cert]
+    subprocess.run([*command.split(), *names], check=True, capture_output=True)
+    return Tls(cert, key)
+
+
+class RudeHttp2(Http2Connection):
+    """Sends what no library would, and takes nothing of any stream before it says so."""
+
+    def __init__(self, server: Server, tls: Tls, *, window: int = 65535) -> None:
+        super().__init__(server.port, Path(tls.cert_file))
+        self._h2.config.validate_outbound_headers = self._h2.config.normalize_outbound_headers = False
+        self._h2.local_settings = h2.settings.Settings(
+            client=True, initial_values={h2.settings.SettingCodes.INITIAL_WINDOW_SIZE: window}
+        )
+
+    def send(self, method: str, path: str | None, headers: dict[str, str] | None = None, *, end: bool = True) -> int:
+        stream = self._h2.get_next_available_stream_id()
+        head = {":method": method, ":authority": "localhost"}
+        if path is not None:
+            head |= {":scheme": "https", ":path": path}
+        self._h2.send_headers(stream, list({**head, **(headers or {})}.items()), end_stream=end)
+        self._flush()
+        return stream
+
+    async def send_body(self, stream: int, data: bytes) -> None:
+        """Within what the server takes."""
+        for start in range(0, len(data), 10_000):
+            await eventually(lambda: self._h2.local_flow_control_window(stream) >= 10_000)
+            self._h2.send_data(stream, data[start : start + 10_000])
+            self._flush()
+
+    def take(self, stream: int) -> None:
+        self._h2.increment_flow_control_window(1000, stream)
+        self._flush()
+
+    async def has_ended(self, stream: int) -> None:
+        await eventually(lambda: stream in self.ended)
+
+
+async def test_a_connection_of_http_2_serves_any_number_of_requests(tls: Tls) -> None:
+    """A browser has one for everything, and keeps it for days; the streams on it go on, too."""
     async with (
-        serving(budget_s=10, tls=Tls(str(cert), str(key))) as (server, _task),
-        Http2Connection(server.port, cert) as connection,
+        serving(budget_s=10, tls=tls) as (server, _task),
+        Http2Connection(server.port, Path(tls.cert_file)) as connection,
     ):
         stream = connection.get("/stream", {})
         await eventually(lambda: b"first" in connection.bodies.get(stream, b""))
@@ -215,6 +269,65 @@ async def test_a_connection_of_http_2_serves_any_number_of_requests(tmp_path: Pa
         server.release.set()
         await eventually(lambda: stream in connection.ended)
         assert b"data: last" in connection.bodies[stream]
+
+
+async def test_a_body_that_comes_after_the_answer_harms_no_other_stream(tls: Tls) -> None:
+    """Nor does it use up what the connection may send: more than its window comes here."""
+    async with serving(budget_s=10, tls=tls) as (server, _task), RudeHttp2(server, tls) as connection:
+        slow = connection.send("GET", "/slow")
+        for _ in range(3):
+            refused = connection.send("POST", "/ok", end=False)
+            await connection.has_ended(refused)
+            assert connection.statuses[refused] == 405
+            await connection.send_body(refused, b"x" * 40_000)
+        server.release.set()
+        await connection.has_ended(slow)
+        assert connection.bodies[slow] == b"slow"
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "headers"),
+    [
+        ("CONNECT", "/ok", {":protocol": "websocket", "sec-websocket-version": "8"}),
+        ("CONNECT", None, {}),
+        ("G\u00e9T", "/ok", {}),
+        ("GET", "/sent-by-\u00e9", {}),
+    ],
+    ids=["handshake", "connect", "method", "path"],
+)
+async def test_what_is_no_request_over_http_2_is_refused_and_harms_no_other_stream(
+    tls: Tls, method: str, path: str | None, headers: dict[str, str], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nor where its client does not take the answer."""
+    async with serving(budget_s=10, tls=tls) as (server, _task), RudeHttp2(server, tls, window=0) as connection:
+        refused = connection.send(method, path, headers)
+        await eventually(lambda: connection.statuses.get(refused) == 400)
+        request = connection.send("GET", "/ok")
+        connection.take(request)
+        await connection.has_ended(request)
+        assert refused not in connection.ended
+        connection.take(refused)
+        await connection.has_ended(refused)
+        problem = json.loads(connection.bodies[refused])
+        assert (problem["type"], problem["status"]) == ("/problems/malformed-request", 400)
+    assert not [record for record in caplog.records if record.name.startswith(("hypercorn", "asyncio"))]
+
+
+async def test_clients_of_http_2_that_leave_without_reading_leave_nothing_behind(tls: Tls) -> None:
+    async with serving(budget_s=10, tls=tls) as (server, _task):
+        async with RudeHttp2(server, tls) as connection:
+            await connection.has_ended(connection.send("GET", "/ok"))
+        before = asyncio.all_tasks()
+        for _ in range(3):
+            async with RudeHttp2(server, tls, window=0) as connection:
+                streams = [connection.send("GET", "/ok"), connection.send("GET", "/stream")]
+                streams.append(connection.send("CONNECT", "/ok", {":protocol": "websocket"}))
+                for stream in streams:
+                    await eventually(lambda stream=stream: stream in connection.statuses)
+        await eventually(lambda: server.open == 0 and asyncio.all_tasks() <= before)
+
+
+# ---- what is no request, or no more than that
 
 
 @pytest.mark.parametrize(
@@ -285,6 +398,40 @@ async def test_what_is_no_request_is_refused_with_a_problem_and_an_id(
         assert len(ids) == 2
         server.release.set()
     assert not [record for record in caplog.records if record.name.startswith("hypercorn")]
+
+
+@pytest.mark.parametrize(
+    ("path", "parts", "statuses"),
+    [("/nope", 30, {404}), ("/part", 30, {200}), ("/slow", 10, {200, 400})],  # as it is seen that there is no end
+    ids=["none of it is read", "some is read", "the client leaves"],
+)
+async def test_a_body_that_nobody_reads_holds_no_connection(path: str, parts: int, statuses: set[int]) -> None:
+    """In more parts than are kept for the application, or in as many and without its end."""
+    async with serving(budget_s=10) as (server, _task):
+        await get(server.port, "/ok")
+        before = asyncio.all_tasks()
+        reader, writer = await open_request(server.port, path, "Transfer-Encoding: chunked")
+        writer.write(b"1\r\nx\r\n" * parts)
+        if path == "/slow":
+            writer.write_eof()
+            await eventually(lambda: server.open == 1)
+        server.release.set()
+        async with asyncio.timeout(DEADLINE_S):
+            assert int((await reader.read()).split()[1]) in statuses
+        await eventually(lambda: asyncio.all_tasks() <= before)
+        writer.close()
+
+
+async def test_a_client_that_has_said_all_it_has_to_say_is_served() -> None:
+    """It has ended its side of the connection, and waits for the answer on the other."""
+    async with serving(budget_s=10) as (server, _task):
+        reader, writer = await open_request(server.port, "/part", "Content-Length: 4")
+        writer.write(b"said")
+        writer.write_eof()
+        await eventually(lambda: server.open == 1)
+        server.release.set()
+        assert (await read_until(reader, b"part: said")).startswith(b"HTTP/1.1 200")
+        writer.close()
 
 
 async def test_cancelling_the_server_ends_it_too() -> None:

@@ -103,6 +103,52 @@ async def test_a_handshake_is_refused_with_a_status_and_a_problem(
     assert row.token_id
 
 
+async def answer(bridge: Bridge, said: str) -> tuple[str, str]:
+    """Head and body of what is answered to these bytes, up to the end of the connection."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", bridge.worker.port)
+    writer.write(said.encode())
+    async with asyncio.timeout(10):
+        head, _, body = (await reader.read()).decode().partition("\r\n\r\n")
+    writer.close()
+    return head, body
+
+
+@pytest.mark.parametrize("case", ["no upgrade", "path", "handshake"])
+async def test_bytes_behind_a_request_do_not_cost_it_its_answer(bridge: Bridge, user: UserId, case: str) -> None:
+    """Nor are they worth a line in the log; and no session begins on half of what was sent."""
+    path = "/nope" if case == "path" else frames.PATH
+    lines = [f"GET {path} HTTP/1.1", "Host: x", f"Authorization: Bearer {await bridge.token(user)}"]
+    lines.append(f"Sec-WebSocket-Protocol: {frames.SUBPROTOCOL}")
+    if case == "handshake":
+        lines += ["Upgrade: websocket", "Connection: Upgrade", "Sec-WebSocket-Version: 13"]
+        lines.append("Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==")
+    head, body = await answer(bridge, "\r\n".join([*lines, "", "GET /sent-by-me HTTP/1.1\r\nHost: x\r\n\r\n"]))
+    status = {"no upgrade": 426, "path": 404, "handshake": 400}[case]
+    assert head.startswith(f"HTTP/1.1 {status} ")
+    assert json.loads(body)["type"] == ("/problems/not-found" if case == "path" else "/problems/bad-handshake")
+    log = bridge.worker.read_log()
+    assert "sent-by-me" not in log
+    assert "Traceback" not in log
+
+
+@pytest.mark.parametrize(
+    ("path_bytes", "header_bytes", "headers", "status"),
+    [(8192, 8192, 128, 404), (8193, 100, 3, 414), (100, 8193, 3, 431), (100, 100, 129, 431)],
+    ids=["all there may be", "path", "header", "headers"],
+)
+async def test_a_head_may_be_as_long_as_its_problem_says(
+    bridge: Bridge, path_bytes: int, header_bytes: int, headers: int, status: int
+) -> None:
+    """What is longer is refused by the library below, in its own words."""
+    first = "GET /" + "p" * (path_bytes - len("GET / HTTP/1.1\r\n")) + " HTTP/1.1\r\n"
+    header = "X: " + "h" * (header_bytes - len("X: \r\n")) + "\r\n"
+    head, _ = await answer(bridge, first + header + "X: y\r\n" * (headers - 1) + "\r\n")
+    assert head.startswith(f"HTTP/1.1 {status} ")
+    assert ("text/plain" in head) == (status != 404)
+    assert "128 headers" in KINDS["headers-too-large"].meaning
+    assert "8 KiB a line" in KINDS["headers-too-large"].meaning
+
+
 async def test_a_token_is_taken_in_any_case_of_its_scheme_and_among_other_subprotocols(
     bridge: Bridge, user: UserId
 ) -> None:

@@ -5,8 +5,8 @@ Promises: `serve` returns within its budget and a second or so, whatever connect
           waits for. A store that is away shows in the body of /readyz and in `towline_dependency_up`, never in a
           probe's status: stores are shared, and readiness tied to them would take out every replica at once.
           HTTP/2 is what a TLS handshake agreed upon, never what a connection of HTTP/1.1 turns into. What is no request
-          at all is refused with a problem, too (`http1`).
-Used by:  every service (serve_admin); the gateway for its public port (open_listener, serve).
+          at all is refused with a problem, too (`hypercorn_fixes`).
+Used by:  every service (open_listener, serve_admin); the gateway for its public port (serve).
 """
 
 import asyncio
@@ -31,7 +31,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from common.errors import StoreUnavailable
-from common.process import http1
+from common.process import hypercorn_fixes
 from common.process.backoff import Backoff
 from common.process.lifecycle import Lifecycle, State
 from common.process.metrics import ProcessMetrics
@@ -119,7 +119,7 @@ async def serve(
         OSError, ssl.SSLError: the certificate or its key cannot be read.
     """
     asyncio.get_running_loop().set_exception_handler(_handle_loop_error)
-    http1.install()
+    hypercorn_fixes.install()
     door = _Door(app, closing)
     trigger = asyncio.Event()
     serving = hypercorn.asyncio.serve(

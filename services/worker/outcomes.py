@@ -81,16 +81,7 @@ class Outcomes:
             return
         ending.durable(ending.job)
         if finished.won:
-            record = finished.record
-            self._metrics.jobs_total[record.state].inc()
-            logger.info(
-                "job_ended",
-                user=record.user,
-                job=record.job,
-                state=record.state,
-                attempts=record.attempts,
-                traceparent=ending.traceparent,
-            )
+            note_end(finished.record, ending.traceparent, self._metrics)
         else:
             logger.info("outcome_late", user=finish.user, job=finish.job, state=finished.record.state)
         await self._settle(finished.record, ending)
@@ -112,6 +103,19 @@ class Outcomes:
         if self._tasks:
             logger.warning("outcomes_let_go", count=len(self._tasks))
             await asyncio.wait(set(self._tasks))
+
+
+def note_end(record: Record | Ended, traceparent: str, metrics: WorkerMetrics) -> None:
+    """Count a job whose end has just become durable, and say so."""
+    metrics.jobs_total[record.state].inc()
+    logger.info(
+        "job_ended",
+        user=record.user,
+        job=record.job,
+        state=record.state,
+        attempts=record.attempts,
+        traceparent=traceparent,
+    )
 
 
 def _cost(outcome: str) -> int:

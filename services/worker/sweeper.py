@@ -18,6 +18,7 @@ from common.store.jobs import Jobs
 from common.store.records import End, Ended, Record
 from common.store.requests import Requests
 from worker.metrics import WorkerMetrics
+from worker.outcomes import note_end
 
 logger = structlog.get_logger(__name__)
 
@@ -83,15 +84,7 @@ class Sweeper:
         while True:
             ended = await self._requests.expire(limit=PAGE)
             for record in ended:
-                self._metrics.jobs_total[record.state].inc()
-                logger.info(
-                    "job_ended",
-                    user=record.user,
-                    job=record.job,
-                    state=record.state,
-                    attempts=record.attempts,
-                    traceparent=record.traceparent,
-                )
+                note_end(record, record.traceparent, self._metrics)
             await asyncio.gather(*(self._settle(record) for record in ended))
             if len(ended) < PAGE:
                 return

@@ -71,7 +71,7 @@ class Dispatch:
         self._taken_at: dict[JobId, float] = {}
         self._durable: list[JobId] = []
         self._cancelled: set[JobId] = set()  # what the machine was asked to stop, or will be once it is welcomed
-        self._to_cancel: set[JobId] = set()  # of those, as of the last assertion, what it may not have been sent yet
+        self._to_cancel: set[JobId] = set()  # what is to be stopped and was not sent yet, or is not here
         self._is_welcomed = False
         self._gathers_acknowledgements = True
 

@@ -8,14 +8,16 @@ import pytest
 import redis.asyncio
 from bridge import Bridge, open_bridge
 from followed_runs import FollowedRun, Relay, open_module_relay, open_run
+from job_stores import new_user
 from support import redis_database
 
 from common import turn_times
-from common.ids import new_id
+from common.ids import UserId, new_id
 from common.store.jobs import Jobs
 from common.store.postgres import Postgres, open_postgres
 from common.store.redis import Redis, open_redis
 from common.store.requests import Requests
+from common.store.tokens import Tokens
 from harness.servers import Servers
 
 RETENTION_S = 3600.0
@@ -46,6 +48,18 @@ async def postgres(postgres_url: str) -> AsyncIterator[Postgres]:
     """The pool under test."""
     async with open_postgres(postgres_url) as store:
         yield store
+
+
+@pytest.fixture
+def user() -> UserId:
+    """A user of this test alone: the databases are shared by a module."""
+    return new_user()
+
+
+@pytest.fixture
+def tokens(postgres: Postgres) -> Tokens:
+    """Tokens and API keys."""
+    return Tokens(postgres)
 
 
 @pytest.fixture(scope="module")

@@ -24,11 +24,6 @@ GATEWAY = GatewayId("gateway-1")
 
 
 @pytest.fixture
-def user() -> UserId:
-    return new_user()
-
-
-@pytest.fixture
 def held(redis_client: redis.asyncio.Redis, user: UserId) -> UserKeys:
     return UserKeys(redis_client, user)
 

@@ -15,11 +15,6 @@ from common.store.requests import ATTEMPTS_MAX, Requests
 MACHINE, JOURNAL = "machine-1", "journal-1"
 
 
-@pytest.fixture
-def user() -> UserId:
-    return new_user()
-
-
 async def execute(postgres_url: str, text: str, *params: object) -> list[tuple[object, ...]]:
     """Run a statement of the test's own."""
     async with await psycopg.AsyncConnection.connect(postgres_url, autocommit=True) as connection:

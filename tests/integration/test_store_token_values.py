@@ -8,29 +8,18 @@ from urllib.parse import urlsplit, urlunsplit
 
 import psycopg
 import pytest
-from job_stores import new_user
 from psycopg import sql
 from token_ages import grow_old
 
 from common.ids import UserId, new_id
 from common.store import postgres as migrations
-from common.store.postgres import Postgres, migrate, open_postgres
+from common.store.postgres import migrate, open_postgres
 from common.store.tokens import OTHER_VALUES_MAX, Held, Tokens, hash_of
 from harness.faults import TcpProxy
 from harness.servers import Servers
 
 LIFE_S = 1000.0
 LAST_FIFTH_S = 0.85 * LIFE_S  # of its life gone: it is due
-
-
-@pytest.fixture
-def tokens(postgres: Postgres) -> Tokens:
-    return Tokens(postgres)
-
-
-@pytest.fixture
-def user() -> UserId:
-    return new_user()
 
 
 class Life:

@@ -3,23 +3,11 @@
 import asyncio
 
 import psycopg
-import pytest
 from job_stores import new_user
 
 from common.ids import MachineId, UserId, new_id
-from common.store.postgres import Postgres
 from common.store.tokens import API_KEY_PREFIX, MACHINE_TOKEN_PREFIX, Held, Tokens, hash_of
 from towline.wire.frames import Hints, Tool
-
-
-@pytest.fixture
-def tokens(postgres: Postgres) -> Tokens:
-    return Tokens(postgres)
-
-
-@pytest.fixture
-def user() -> UserId:
-    return new_user()
 
 
 async def test_a_machine_token_mints_growing_epochs_for_its_user(tokens: Tokens, user: UserId) -> None:

@@ -15,11 +15,6 @@ from towline.wire import frames
 from worker.delivery import AHEAD_MAX
 
 
-@pytest.fixture
-def user() -> UserId:
-    return new_user()
-
-
 def log_of(bridge: Bridge, event: str, user: UserId) -> list[dict[str, str]]:
     """Lines of the worker's log about a user."""
     lines = [json.loads(line) for line in bridge.worker.read_log().splitlines() if line.startswith("{")]

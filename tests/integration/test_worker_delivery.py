@@ -20,11 +20,6 @@ from worker.delivery import AHEAD_MAX
 from worker.session import SEND_QUEUE_MAX
 
 
-@pytest.fixture
-def user() -> UserId:
-    return new_user()
-
-
 async def test_a_machine_is_welcomed_and_present(bridge: Bridge, user: UserId) -> None:
     """With the catalogue at the door and in its record."""
     peer = await bridge.dial(await bridge.token(user))

@@ -10,7 +10,7 @@ from common.ids import new_id
 from common.store import keys
 from harness.faults import TcpProxy
 from towline.wire import frames
-from worker.sweeper import ENDED_FROM_S
+from worker.sweeper import ENDED_FROM_S, REQUEUED_TOGETHER
 
 # The sweep that puts young jobs back (2 s old, every 2 s), and what the machine may take.
 MENDED_WITHIN_S = 7.0
@@ -36,6 +36,22 @@ async def test_a_job_whose_gateway_died_before_it_was_enqueued_runs_once(quiet_b
     assert (ended.state, ended.attempts) == ("completed", 1)
     await quiet_bridge.fence(user, peer)
     assert peer.jobs() == [record.job]
+    assert await quiet_bridge.held(user).entries() == []
+
+
+async def test_more_lost_jobs_than_are_put_back_together_all_come_once(quiet_bridge: Bridge) -> None:
+    """Each with its arguments in memory: after a loss of Redis they are not all read at once."""
+    user = new_user()
+    peer = await quiet_bridge.machine(user)
+    lost = [await accepted(quiet_bridge.requests, user) for _ in range(2 * REQUEUED_TOGETHER + 1)]
+    for _ in lost:
+        await peer.answer(await peer.next(frames.Job, within_s=MENDED_WITHIN_S))
+    ends = [await quiet_bridge.ended(record.job) for record in lost]
+    assert {(end.state, end.attempts) for end in ends} == {("completed", 1)}
+    await quiet_bridge.fence(user, peer)
+    assert sorted(peer.jobs()) == sorted(record.job for record in lost)
+    counts = [line["count"] for line in quiet_bridge.logged("jobs_requeued")]
+    assert (sum(counts), max(counts) <= REQUEUED_TOGETHER) == (len(lost), True)
     assert await quiet_bridge.held(user).entries() == []
 
 

@@ -18,11 +18,6 @@ from gateway.problems import KINDS
 from towline.wire import frames
 
 
-@pytest.fixture
-def user() -> UserId:
-    return new_user()
-
-
 async def refused(url: str, *, headers: HeadersLike, subprotocols: list[str] | None = None) -> Any:
     """The response of a handshake that must be refused."""
     subprotocols = [frames.SUBPROTOCOL] if subprotocols is None else subprotocols

@@ -17,11 +17,6 @@ from worker.session import SEND_QUEUE_MAX
 
 
 @pytest.fixture
-def user() -> UserId:
-    return new_user()
-
-
-@pytest.fixture
 async def neighbour(bridge: Bridge) -> AsyncIterator[UserId]:
     """A user whose machine answers every job; after the test it must still be connected, and working."""
     user = new_user()

@@ -24,11 +24,6 @@ from harness.servers import Servers
 from towline.wire import frames
 
 
-@pytest.fixture
-def user() -> UserId:
-    return new_user()
-
-
 async def state(bridge: Bridge, user: UserId) -> str:
     """Presence, in one word."""
     return (await bridge.held(user).presence()).get("state", "absent")

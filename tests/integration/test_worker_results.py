@@ -15,11 +15,6 @@ from towline.wire import frames
 NOBODYS = "01a2296d-eb11-73b1-bd02-58d2eb233670"
 
 
-@pytest.fixture
-def user() -> UserId:
-    return new_user()
-
-
 async def deliver(bridge: Bridge, user: UserId, peer: Peer, *, hinted: bool = True) -> tuple[Record, frames.Job]:
     """A job of the user, at the machine."""
     record = await bridge.submit(user, hinted=hinted, name="echo" if hinted else "fill_form")

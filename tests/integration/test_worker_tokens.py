@@ -1,8 +1,6 @@
 """Tokens over the socket: a machine that missed its new one is offered another; none is offered twice for nothing."""
 
-import pytest
 from bridge import Bridge
-from job_stores import new_user
 from support import eventually
 from token_ages import grow_old
 
@@ -10,11 +8,6 @@ from common.ids import UserId
 from towline.wire import frames
 
 LIFE_S = 1000.0
-
-
-@pytest.fixture
-def user() -> UserId:
-    return new_user()
 
 
 async def test_a_machine_that_missed_its_new_token_is_offered_another(brisk_bridge: Bridge, user: UserId) -> None:

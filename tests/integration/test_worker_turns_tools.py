@@ -7,7 +7,6 @@ from collections.abc import AsyncIterator
 import psycopg
 import pytest
 from bridge import WRITE
-from job_stores import new_user
 from support import eventually
 from turn_workers import TurnWorld, kinds, open_world
 
@@ -34,11 +33,6 @@ async def world(postgres: Postgres, redis_store: Redis, redis_url: str) -> Async
 async def model() -> AsyncIterator[Model]:
     async with Model() as running:
         yield running
-
-
-@pytest.fixture
-def user() -> UserId:
-    return new_user()
 
 
 async def ask(

@@ -13,7 +13,6 @@ from collections.abc import AsyncIterator, Sequence
 
 import structlog
 from websockets.asyncio.server import Server, ServerConnection, serve
-from websockets.datastructures import Headers
 from websockets.exceptions import ConnectionClosed
 from websockets.http11 import Request, Response
 from websockets.protocol import State
@@ -46,7 +45,6 @@ DRAIN_WAVE_S = 0.25
 DRAIN_WAVES = 20
 # What the library answers to a request that is none of RFC 6455.
 _NO_HANDSHAKE = (400, 405, 426, 505)
-_NO_REQUEST = Request(frames.PATH, Headers())
 
 
 class Connection(ServerConnection):
@@ -156,8 +154,11 @@ class Sockets:
         assert isinstance(connection, Connection)
         minted = connection.minted
         assert minted is not None
-        # Nobody needs the headers any more: they are kilobytes a socket, and hold the token.
-        connection.request, connection.response = _NO_REQUEST, None
+        # Nobody needs the headers any more: they are kilobytes a socket, and hold the token. The library's parser
+        # keeps the request itself for as long as the socket is open.
+        assert connection.request is not None
+        connection.request.headers.clear()
+        connection.response = None
         try:
             session = await self._greet(connection, minted)
         except ConnectionClosed:

@@ -51,6 +51,16 @@ async def runs(gateway: PlayedGateway, *arguments: str, **variables: str) -> End
     return await towline("runs", *arguments, TOWLINE_URL=gateway.url, TOWLINE_API_KEY=KEY, **variables)
 
 
+async def following(gateway: PlayedGateway, *arguments: str) -> asyncio.subprocess.Process:
+    """`towline runs follow`, to be looked at while it runs."""
+    return await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "towline.cli", "runs", "follow", *arguments,
+        env={**inherited_environment(), "TOWLINE_URL": gateway.url, "TOWLINE_API_KEY": KEY},
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+
+
 async def test_a_run_as_people_follow_it() -> None:
     """One line an event, whatever is in it; a lost connection is resumed and said, apart from the results."""
     hostile = event(2, event_type="note", text="two\nlines \x1b[2J[red]")
@@ -113,12 +123,7 @@ async def test_refusals_end_it() -> None:
 async def test_an_event_is_there_when_it_comes_and_ctrl_c_says_how_to_go_on(is_json: bool) -> None:
     """Into a pipe, whose other end waits for each line."""
     async with PlayedGateway.start(opened(event(1), SILENT)) as gateway:
-        process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "towline.cli", "runs", "follow", "r", *(["--json"] if is_json else []),
-            env={**inherited_environment(), "TOWLINE_URL": gateway.url, "TOWLINE_API_KEY": KEY},
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-        )  # fmt: skip
+        process = await following(gateway, "r", *(["--json"] if is_json else []))
         assert process.stdout is not None
         async with asyncio.timeout(30):
             assert b"u1" in await process.stdout.readline() or not is_json
@@ -213,13 +218,15 @@ async def test_a_source_that_cannot_be_reached_is_said_with_the_reason() -> None
     silent = {**RUN, "sources": [source]}
     until = asyncio.Event()
     async with PlayedGateway.start(opened(until, end("order-17")), document(silent)) as gateway:
-        following = asyncio.create_task(runs(gateway, "follow", "order-17"))
-        await eventually(lambda: len(gateway.requests) >= 2)
-        until.set()
-        followed = await following
+        process = await following(gateway, "order-17")
+        assert process.stderr is not None
+        async with asyncio.timeout(30):
+            said = (await process.stderr.readline()).decode()
+            until.set()
+            await process.communicate()
         shown = await runs(gateway, "show", "order-17")
-    assert followed.code == 0
-    assert "order-17: source planner cannot be read: Connection refused; it is tried again" in followed.err
+    assert process.returncode == 0
+    assert "order-17: source planner cannot be read: Connection refused; it is tried again" in said
     assert "unknown (Connection refused)" in shown.out
 
 

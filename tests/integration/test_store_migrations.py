@@ -91,6 +91,15 @@ async def test_a_migration_that_fails_leaves_nothing_of_itself(empty_url: str) -
     assert "0001_jobs.sql" in await migrate(empty_url)
 
 
+async def test_a_database_that_went_another_way_is_left_alone(empty_url: str) -> None:
+    """A migration of the same number and another name: what is in there is not what the next ones expect."""
+    await migrate(empty_url)
+    async with await psycopg.AsyncConnection.connect(empty_url, autocommit=True) as connection:
+        await connection.execute("update schema_migrations set name = '0002_other.sql' where version = 2")
+    with pytest.raises(StoreUnavailable, match=r"migration 2 was 0002_other\.sql, not 0002_runs\.sql"):
+        await migrate(empty_url)
+
+
 ABSURD_VERSION = "create or replace function absurd.get_schema_version() returns text language sql as $$ select '{}' $$"
 
 

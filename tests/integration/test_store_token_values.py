@@ -2,21 +2,16 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from datetime import timedelta
 from typing import Any
-from urllib.parse import urlsplit, urlunsplit
 
 import psycopg
 import pytest
-from psycopg import sql
 from token_ages import grow_old
 
-from common.ids import UserId, new_id
-from common.store import postgres as migrations
-from common.store.postgres import migrate, open_postgres
+from common.ids import UserId
+from common.store.postgres import open_postgres
 from common.store.tokens import OTHER_VALUES_MAX, Held, Tokens, hash_of
 from harness.faults import TcpProxy
-from harness.servers import Servers
 
 LIFE_S = 1000.0
 LAST_FIFTH_S = 0.85 * LIFE_S  # of its life gone: it is due
@@ -145,86 +140,6 @@ async def test_a_session_whose_value_was_removed_is_offered_another(life: Life) 
     assert await life.opens(await life.renew(life.first))
 
 
-# ---- the release before this one
-
-OLD_RENEWAL = """
-update machine_tokens
-set previous_hash = hash, previous_expires_at = expires_at, hash = %s, expires_at = now() + ttl_s * interval '1 second'
-where token_id = %s and revoked_at is null
-  and expires_at > now() and expires_at - now() < ttl_s * interval '0.2 seconds'
-returning token_id
-"""
-OLD_CHECK = """
-select token_id::text from machine_tokens
-where revoked_at is null and (hash = %(hash)s and (expires_at is null or expires_at > now())
-  or previous_hash = %(hash)s and previous_expires_at > now())
-"""
-
-
-async def test_what_the_release_before_writes_is_kept(life: Life) -> None:
-    """Its renewal forgets a value that is still good; a worker of this release knows it."""
-    await life.grow_old(LAST_FIFTH_S)
-    for value in ("tlm_second", "tlm_third"):
-        assert await life.rows(OLD_RENEWAL, hash_of(value), life.token_id)
-        await life.rows(
-            "update machine_tokens set expires_at = now() + interval '100 s' where token_id = %s", life.token_id
-        )
-    for value in (life.first, "tlm_second", "tlm_third"):
-        assert await life.opens(value)
-    assert await life.is_due(life.first)
-
-
-async def test_the_release_before_takes_the_newest_value_and_the_one_in_use(life: Life) -> None:
-    """However many offers were lost: the machine is let in by a worker that was not replaced yet."""
-    await life.grow_old(LAST_FIFTH_S)
-    for _ in range(3):
-        newest = await life.renew(life.first)
-    for value in (life.first, newest):
-        async with await psycopg.AsyncConnection.connect(life.url) as connection:
-            cursor = await connection.execute(OLD_CHECK, {"hash": hash_of(value)})
-            assert await cursor.fetchall() == [(life.token_id,)]
-
-
-async def test_values_of_before_the_migration_are_good_after_it(
-    servers: Servers, user: UserId, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The newest and the one before it, each to its own end."""
-    every = migrations._migrations()
-    name = f"towline_test_values_{new_id()[-12:]}"
-    url = urlunsplit(urlsplit(servers.postgres_url)._replace(path=f"/{name}"))
-    async with await psycopg.AsyncConnection.connect(servers.postgres_url, autocommit=True) as server:
-        await server.execute(sql.SQL("create database {} template template1").format(sql.Identifier(name)))
-        try:
-            monkeypatch.setattr(migrations, "_migrations", lambda: [one for one in every if one[0] < 5])
-            await migrate(url)
-            async with await psycopg.AsyncConnection.connect(url, autocommit=True) as connection:
-                await connection.execute(
-                    "insert into machine_tokens"
-                    " (token_id, hash, user_id, name, ttl_s, expires_at, previous_hash, previous_expires_at)"
-                    " values (%(id)s, %(new)s, %(user)s, '', 1000, now() + interval '900 s', %(old)s,"
-                    " now() + %(left)s)",
-                    {
-                        "id": new_id(),
-                        "new": hash_of("new"),
-                        "user": user,
-                        "old": hash_of("old"),
-                        "left": timedelta(seconds=99),
-                    },
-                )
-            monkeypatch.setattr(migrations, "_migrations", lambda: every)
-            assert await migrate(url) == ["0005_token_values.sql"]
-            async with open_postgres(url) as postgres:
-                tokens = Tokens(postgres)
-                held = []
-                for value in ("new", "old"):
-                    minted = await tokens.mint_session(value)
-                    assert minted is not None
-                    held.append(Held(minted.token_id, minted.hash))
-                assert await tokens.still_valid(held) == {held[0]: False, held[1]: True}
-        finally:
-            await server.execute(sql.SQL("drop database {} with (force)").format(sql.Identifier(name)))
-
-
 # ---- answers that are lost
 
 
@@ -244,7 +159,7 @@ async def test_a_renewal_whose_answer_is_lost_is_found(life: Life, lossy: tuple[
     """It is repeated by itself, and its value is good."""
     tokens, proxy = lossy
     await life.grow_old(LAST_FIFTH_S)
-    cut = proxy.cut_after(b"previous_hash")
+    cut = proxy.cut_after(b"update machine_tokens")
     value = await tokens.renew_machine_token(life.held(life.first))
     assert cut.happened.is_set()
     assert value is not None

@@ -33,7 +33,7 @@ async def model() -> AsyncIterator[Model]:
         "towline_claim_turns",
         "towline_begin_turn",
         "towline_checkpoint",
-        "towline_finish_turn",
+        "towline_end_turn",
         "towline_complete_turn",
         "towline_fail_turn",
     ],

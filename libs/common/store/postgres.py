@@ -187,7 +187,7 @@ async def migrate(url: str) -> list[str]:
     Safe to run from several places at once: an advisory lock lets one go first, the others find nothing to do.
 
     Raises:
-        StoreUnavailable: no connection, or the lock was not free in time.
+        StoreUnavailable: no connection, the lock was not free in time, or other migrations than these were applied.
     """
     try:
         async with await psycopg.AsyncConnection.connect(
@@ -201,11 +201,13 @@ async def migrate(url: str) -> list[str]:
                 "create table if not exists schema_migrations"
                 " (version integer primary key, name text not null, applied_at timestamptz not null default now())"
             )
-            cursor = await connection.execute("select version from schema_migrations")
-            done = {row[0] for row in await cursor.fetchall()}
+            cursor = await connection.execute("select version, name from schema_migrations")
+            done: dict[int, str] = dict(await cursor.fetchall())
             absurd = await _bring_absurd_up_to_date(connection)
             applied = []
             for number, path in _migrations():
+                if done.get(number, path.name) != path.name:
+                    raise StoreUnavailable(f"cannot migrate: migration {number} was {done[number]}, not {path.name}")
                 if number in done:
                     continue
                 async with connection.transaction():

@@ -18,8 +18,6 @@ Decision: a token has several values (`machine_token_values`), each good until i
 Bounds:   `OTHER_VALUES_MAX`. Where there are more, unused values go first, then old ones, and never the one that is
           held. What has ended goes with the next renewal. The token itself ends with its newest value (`expires_at`),
           or when it is revoked, and all values with it.
-Upgrades: the release before this one knows `hash` (the newest value) and `previous_hash` alone. Both are written as it
-          expects, and a trigger keeps what it writes.
 Price:    a thief of a value has it for as long as before, and is offered new ones as the machine is: revoke the token.
 """
 
@@ -182,7 +180,7 @@ class Tokens:
         """Give a token a new value, which is returned and not stored, and as long a life as at first.
 
         Every other value stays good until it would have expired, so a machine that misses the new one is not shut out.
-        None: the value that is held is not due, or the answer was lost: ask again. Raises: StoreUnavailable.
+        None: the value that is held is not due. Raises: StoreUnavailable.
         """
         value = new_secret(MACHINE_TOKEN_PREFIX)
         params = {

@@ -62,14 +62,20 @@ create table api_keys (
 
 create table machine_tokens (
   token_id uuid primary key,
-  hash bytea not null unique,
   user_id text not null,
   name text not null,
   created_at timestamptz not null default now(),
-  expires_at timestamptz,
+  expires_at timestamptz,              -- that of its newest value; null: never
   ttl_s double precision,              -- what a renewal adds; null: never expires
-  previous_hash bytea unique,          -- the value before the last renewal, good until it would have expired
-  previous_expires_at timestamptz,
   revoked_at timestamptz
 );
 create index machine_tokens_of_user on machine_tokens (user_id, token_id desc);
+
+-- Every value of a machine token that may still be good (see tokens.py).
+create table machine_token_values (
+  hash bytea primary key,
+  token_id uuid not null references machine_tokens on delete cascade,
+  expires_at timestamptz,              -- of this value; null: never. Revocation and the token's own end count as well
+  used_at timestamptz                  -- when it first opened a session: the machine has it, or had it
+);
+create index machine_token_values_of_token on machine_token_values (token_id);

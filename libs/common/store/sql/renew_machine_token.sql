@@ -1,6 +1,5 @@
 -- Give a token another value and another life, for a session that holds the value `held`. No row: not due.
--- Of two callers each gets its own, and both are good; a call that is repeated finds itself, or else gives nothing.
--- `previous_hash` is for the release before this one: of the values before the newest it takes one, so the one in use.
+-- Of two callers each gets its own, and both are good; a call that is repeated finds itself.
 with held as (
   select v.hash, least(v.expires_at, t.expires_at) as expires_at
   from machine_tokens t
@@ -10,13 +9,15 @@ with held as (
   select token_id from machine_token_values where hash = %(hash)s
 ), renewed as (
   update machine_tokens t
-  set previous_hash = held.hash, previous_expires_at = held.expires_at, hash = %(hash)s,
-    expires_at = now() + t.ttl_s * interval '1 second'
+  set expires_at = now() + t.ttl_s * interval '1 second'
   from held
-  where t.token_id = %(token_id)s and t.revoked_at is null and t.expires_at > now() and t.hash <> %(hash)s
+  where t.token_id = %(token_id)s and t.revoked_at is null and t.expires_at > now()
     and (held.hash is null or held.expires_at - now() < t.ttl_s * interval '0.2 seconds')
     and not exists (select from known)
-  returning t.token_id
+  returning t.token_id, t.expires_at
+), added as (
+  insert into machine_token_values (hash, token_id, expires_at) select %(hash)s, token_id, expires_at from renewed
+  on conflict (hash) do nothing
 ), others as (
   select v.hash, v.expires_at, row_number() over (order by v.used_at is null, v.expires_at desc) as place
   from machine_token_values v join renewed using (token_id)

@@ -178,7 +178,7 @@ def new_record(new: NewJob, accepted_ms: int, deadline_ms: int) -> Record:
 
 
 def record_of(row: Any) -> Record:
-    """A row of the table `requests`."""
+    """A row of the view `job_records`."""
     return Record(
         job=row.job,
         scope=row.scope,

@@ -2,7 +2,6 @@
 
 create table requests (
   id uuid primary key,
-  kind text not null default 'job' check (kind in ('job')),
   scope text not null,                 -- where the key is unique: 'user:<user>' for callers, 'turn:<turn>' for turns
   key text not null,
   fingerprint bytea not null,          -- SHA-256 of the canonical JSON of what defines the work
@@ -32,6 +31,15 @@ create index requests_open_by_deadline on requests (deadline_at) where ended_at 
 create index requests_open_by_age on requests (accepted_at) where ended_at is null;
 create index requests_ended on requests (ended_at) where ended_at is not null;
 create index requests_of_user on requests (user_id, id desc);
+
+-- A job as it is read, everywhere; only its machine is given its arguments. Times are milliseconds.
+create view job_records as
+select id, id::text as job, scope, key, fingerprint, user_id, name, timeout_s, hinted, on_machine_change, traceparent,
+  state, attempts, machine, journal, outcome, ended_at,
+  (extract(epoch from accepted_at) * 1000)::bigint as accepted_ms,
+  (extract(epoch from deadline_at) * 1000)::bigint as deadline_ms,
+  (extract(epoch from ended_at) * 1000)::bigint as ended_ms
+from requests;
 
 -- The newest session epoch of each user: minted here, so that it grows whatever happens to Redis or its clock.
 create table session_epochs (

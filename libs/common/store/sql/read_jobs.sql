@@ -1,8 +1,3 @@
 -- The records of some jobs.
-select id::text as job, scope, key, fingerprint, user_id, name, timeout_s, hinted, on_machine_change, traceparent,
-  state, attempts, machine, journal, outcome,
-  (extract(epoch from accepted_at) * 1000)::bigint as accepted_ms,
-  (extract(epoch from deadline_at) * 1000)::bigint as deadline_ms,
-  (extract(epoch from ended_at) * 1000)::bigint as ended_ms
-from requests
+select * from job_records
 where id = any(%(ids)b::uuid[])

@@ -301,6 +301,15 @@ async def test_a_commit_whose_answer_is_lost_is_repeated_safely(postgres_server:
             answer = await requests.accept(new)
             assert cut.happened.is_set()
             assert (answer.inserted, answer.record.job) == (True, new.job)
+            # The end is this worker's, to be counted by it, and no late answer.
+            cut = proxy.cut_after(b"late_outcome")
+            finished = await requests.finish(Finish(new.job, user, "completed", '{"result":1}'))
+            assert cut.happened.is_set()
+            assert finished is not None
+            assert (finished.won, finished.record.outcome) == (True, '{"result":1}')
+            again = await requests.finish(Finish(new.job, user, "completed", '{"result":1}'))
+            assert again is not None
+            assert not again.won
     finally:
         await proxy.stop()
 

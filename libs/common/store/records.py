@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from common.ids import JobId, UserId
+from common.ids import JobId, UserId, new_id
 from towline.wire import json
 
 
@@ -108,13 +108,14 @@ class Begin(NamedTuple):
     journal: str
 
 
-class Finish(NamedTuple):
-    """How a job ended, as its machine says. `outcome`: JSON text with `result` or `error`."""
+class Finish(msgspec.Struct, frozen=True):
+    """How a job ended, as its machine says. `outcome`: JSON text with `result` or `error`; `id`: its own."""
 
     job: JobId
     user: UserId
     state: str
     outcome: str
+    id: str = msgspec.field(default_factory=new_id)
 
 
 class Finished(NamedTuple):

@@ -173,6 +173,7 @@ class Requests:
                 "users": [f.user for f in first.values()],
                 "states": [f.state for f in first.values()],
                 "outcomes": [f.outcome for f in first.values()],
+                "finishes": [f.id for f in first.values()],
             },
         )
         found = {row.job: Finished(ended_of(row, first[row.job].outcome), row.won) for row in rows}

@@ -23,6 +23,7 @@ create table requests (
   begun_at timestamptz,
   deadline_at timestamptz not null,
   ended_at timestamptz,
+  ended_by uuid,                       -- the finish that ended it; null: it ended otherwise
   check ((ended_at is not null) = (state in ('completed', 'failed', 'unknown', 'expired', 'cancelled'))),
   check ((ended_at is not null) = (outcome is not null)),
   unique (scope, key)

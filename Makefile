@@ -8,6 +8,9 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
+# Byte code is kept, whatever the environment says: a demo starts a dozen processes of ours, a test run hundreds.
+export PYTHONDONTWRITEBYTECODE :=
+
 .DEFAULT_GOAL := help
 .PHONY: help demo up test check bench soak models images manifests lock compose-up compose-smoke compose-down kind-up kind-smoke kind-down
 

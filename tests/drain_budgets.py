@@ -1,6 +1,6 @@
 """How long each service may take to leave: what grace periods of manifests and Compose files are held against."""
 
-from common.process import health
+from common.process import health, http_server
 from common.process.lifecycle import CANCEL_GRACE_S
 from common.process.settings import CommonSettings
 from gateway import app as gateway_app
@@ -10,7 +10,7 @@ from worker import app as worker_app
 from worker.settings import WorkerSettings
 
 # Pools, the admin port and the interpreter; what was cancelled has its own grace.
-CLOSING_S = 2.0 + health.ADMIN_CLOSE_S + 2 * health.CUT_GRACE_S + CANCEL_GRACE_S
+CLOSING_S = 2.0 + health.ADMIN_CLOSE_S + 2 * http_server.CUT_GRACE_S + CANCEL_GRACE_S
 
 
 def drain_budget_s(settings: CommonSettings) -> float:

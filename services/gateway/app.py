@@ -6,7 +6,7 @@ import structlog
 from prometheus_client import CollectorRegistry
 
 from common.ids import GatewayId, process_name
-from common.process import health
+from common.process import health, http_server
 from common.process.egress import Allowlist
 from common.process.lifecycle import Lifecycle
 from common.process.metrics import ProcessMetrics
@@ -61,7 +61,7 @@ async def run(settings: GatewaySettings, lifecycle: Lifecycle, registry: Collect
     """Serve until the lifecycle drains, then leave within the budgets."""
     process_metrics = ProcessMetrics(registry, service="gateway", revision=settings.revision)
     metrics = GatewayMetrics(registry)
-    admin = health.open_listener(settings.admin_host, settings.admin_port)
+    admin = http_server.open_listener(settings.admin_host, settings.admin_port)
     async with (
         open_redis(settings.redis_url.get_secret_value()) as redis,
         open_postgres(settings.database_url.get_secret_value(), answer_timeout_s=DOOR_TIMEOUT_S) as postgres,
@@ -165,9 +165,9 @@ async def run(settings: GatewaySettings, lifecycle: Lifecycle, registry: Collect
             group.create_task(announcements.run(), name="announcements"),
             group.create_task(fanout.run(), name="fanout"),
         ]
-        public = health.open_listener(settings.http_host, settings.http_port)
+        public = http_server.open_listener(settings.http_host, settings.http_port)
         server = group.create_task(
-            health.serve(
+            http_server.serve(
                 application,
                 public,
                 stop=stop,

@@ -18,9 +18,6 @@ from towline.wire import ids, json
 
 # A body of the largest permitted size over a slow line; longer, and a trickle holds a connection for ever.
 BODY_TIMEOUT_S = 30.0
-# How much of a body that is too large is read and thrown away, so that a caller who is still sending can read the
-# answer instead of a connection reset.
-DRAIN_BYTES_MAX = 1024 * 1024
 
 Header = tuple[bytes, bytes]
 Body = TypeVar("Body")
@@ -100,14 +97,12 @@ class Request:
         size = 0
         try:
             async with asyncio.timeout(BODY_TIMEOUT_S):
-                while size <= self.body_bytes_max + DRAIN_BYTES_MAX:
+                while size <= self.body_bytes_max:
                     message = await self._receive()
                     if message["type"] == "http.disconnect":
                         raise ClientGone
-                    chunk = message.get("body", b"")
-                    size += len(chunk)
-                    if size <= self.body_bytes_max:
-                        chunks.append(chunk)
+                    chunks.append(message.get("body", b""))
+                    size += len(chunks[-1])
                     if not message.get("more_body", False):
                         break
         except TimeoutError:

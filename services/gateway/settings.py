@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, SecretStr, ValidationInfo
 
-from common.process.health import Tls
+from common.process.http_server import Tls
 from common.process.settings import CommonSettings, Port, Words, words_of
 from gateway.stream_tokens import KEY_CHARACTERS_MIN
 

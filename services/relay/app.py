@@ -7,7 +7,7 @@ import structlog
 from prometheus_client import CollectorRegistry
 
 from common.ids import RelayId, process_name
-from common.process import health
+from common.process import health, http_server
 from common.process.egress import Allowlist
 from common.process.lifecycle import Lifecycle
 from common.process.metrics import ProcessMetrics
@@ -33,7 +33,7 @@ async def run(settings: RelaySettings, lifecycle: Lifecycle, registry: Collector
     """Serve until the lifecycle drains, then leave within the budget."""
     process_metrics = ProcessMetrics(registry, service="relay", revision=settings.revision)
     metrics = RelayMetrics(registry)
-    admin = health.open_listener(settings.admin_host, settings.admin_port)
+    admin = http_server.open_listener(settings.admin_host, settings.admin_port)
     async with (
         open_redis(settings.redis_url.get_secret_value()) as redis,
         open_postgres(settings.database_url.get_secret_value()) as postgres,

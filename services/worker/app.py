@@ -8,7 +8,7 @@ import structlog
 from prometheus_client import CollectorRegistry
 
 from common.ids import GatewayId, WorkerId, process_name
-from common.process import health
+from common.process import health, http_server
 from common.process.egress import Allowlist
 from common.process.lifecycle import Lifecycle
 from common.process.metrics import ProcessMetrics
@@ -82,7 +82,7 @@ async def run(settings: WorkerSettings, lifecycle: Lifecycle, registry: Collecto
     """Serve until the lifecycle drains, then leave within the budgets."""
     process_metrics = ProcessMetrics(registry, service="worker", revision=settings.revision)
     metrics = WorkerMetrics(registry)
-    admin = health.open_listener(settings.admin_host, settings.admin_port)
+    admin = http_server.open_listener(settings.admin_host, settings.admin_port)
     async with (
         open_redis(settings.redis_url.get_secret_value()) as redis,
         open_postgres(settings.database_url.get_secret_value()) as postgres,
@@ -135,7 +135,7 @@ async def _bridge(worker: Worker, group: asyncio.TaskGroup) -> AsyncIterator[Non
         group.create_task(pump.run_upkeep(), name="pump-upkeep"),
         group.create_task(sweeper.run(), name="sweeper"),
     ]
-    async with sockets.listening(health.open_listener(settings.bridge_host, settings.bridge_port)):
+    async with sockets.listening(http_server.open_listener(settings.bridge_host, settings.bridge_port)):
         yield
         await lifecycle.run_budgeted("sockets", sockets.drain(), settings.drain_s)
     await lifecycle.run_budgeted("outcomes", outcomes.drain(), OUTCOMES_DRAIN_S)

@@ -19,7 +19,7 @@ from gateway_door import Door, open_door
 from gateway_streams import PlayedRun, metric
 from support import eventually
 
-from common.process import health
+from common.process import http_server
 from common.process.lifecycle import Lifecycle
 from common.process.metrics import new_registry
 from common.store.postgres import Postgres
@@ -142,7 +142,7 @@ async def test_readers_that_vanish_leave_nothing_behind(
     The first are forgotten at once, the others when nothing was acknowledged for a while; no connection to Redis, no
     stream that is read and no object is left of either, and it is no error.
     """
-    monkeypatch.setattr(health, "DEAD_PEER_TIMEOUT_MS", DEAD_PEER_TIMEOUT_MS)
+    monkeypatch.setattr(http_server, "DEAD_PEER_TIMEOUT_MS", DEAD_PEER_TIMEOUT_MS)
     added = await Tokens(postgres).add_api_key("test", ["runs"], None)
     assert added is not None
     port, admin_port = free_port(), free_port()

@@ -3,7 +3,7 @@
 Promises: a connection of HTTP/1.1 never turns into HTTP/2; what is no request that an application could be given is
           refused with a problem and an id of its own, like everything else, and nothing of it is repeated or logged.
           What one stream's client sends or does not read holds up no other stream, and nothing once it has left.
-Used by:  common.process.health. `tests/integration/test_health.py` fails where another Hypercorn is no longer as here.
+Used by:  common.process.http_server. `tests/integration/test_http_server.py` fails where Hypercorn is not as here.
 """
 
 import asyncio

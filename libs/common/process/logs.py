@@ -158,7 +158,7 @@ def _is_secret(name: str) -> bool:
 
 
 def _is_incident(record: logging.LogRecord) -> bool:
-    # A connection that the kernel gave up (see health.DEAD_PEER_TIMEOUT_MS) ends the server's task with an OSError,
+    # A connection that the kernel gave up (http_server.DEAD_PEER_TIMEOUT_MS) ends the server's task with an OSError,
     # which asyncio reports as unhandled. Laptops vanish all day; that is no error.
     vanished = record.name == "asyncio" and record.exc_info and isinstance(record.exc_info[1], OSError)
     return not (vanished and "client_connected_cb" in record.getMessage())

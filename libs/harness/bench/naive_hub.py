@@ -24,7 +24,7 @@ from starlette.types import ASGIApp
 from starlette.websockets import WebSocket
 from websockets.asyncio.client import ClientConnection, connect
 
-from common.process.health import open_listener
+from common.process.http_server import open_listener
 
 HUB_READY, LAPTOPS_READY = "hub ready", "laptops ready"
 

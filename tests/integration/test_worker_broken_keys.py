@@ -33,7 +33,7 @@ UNREADABLE: list[Mapping[str | bytes, str | bytes]] = [
     {"job": "x", "body": '{"job":"x"}'},
     {"job": "x", "body": body(job="no id")},
     {"job": "x", "body": body(deadline_ms=10**17)},
-    {"job": "x", "body": body(args="?").replace('"?"', "[" * 100_000 + "]" * 100_000)},
+    {"job": "x", "body": body(args="?").replace('"?"', "[" * 500_000 + "]" * 500_000)},  # too deep for every Python
     {"job": "x", "body": body(args="?").encode().replace(b"?", b"\xff")},
 ]
 

@@ -168,7 +168,7 @@ class Machine:
     async def finish(self, job: JobId, outcome: Any, *, state: str = "completed", settle: bool = True) -> Finished:
         """Make an outcome durable and, unless told otherwise, publish it."""
         text = json.dumps(outcome).decode()
-        finished = await self._requests.finish(Finish(job, self.user, state, text))
+        finished = await self._requests.finish(Finish(job, self.user, state, text, new_id()))
         assert finished is not None
         if settle:
             await self._jobs.settle(finished.record)

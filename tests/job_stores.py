@@ -71,7 +71,7 @@ async def queued(requests: Requests, jobs: Jobs, user: UserId, *, args: str = "{
 
 async def finished(requests: Requests, record: Record, outcome: str = '{"result":1}') -> Record:
     """The record of a job that its machine has completed."""
-    answer = await requests.finish(Finish(record.job, record.user, "completed", outcome))
+    answer = await requests.finish(Finish(record.job, record.user, "completed", outcome, new_id()))
     assert answer is not None
     (stored,) = (await requests.read([record.job])).values()
     assert (stored.state, stored.outcome, stored.ended_ms) == (

@@ -122,7 +122,7 @@ class PlayedMachine:
             if ending is None:
                 continue
             state, document = ending
-            finish = Finish(taken.entry.job, self._user, state, json.dumps(document).decode())
+            finish = Finish(taken.entry.job, self._user, state, json.dumps(document).decode(), new_id())
             finished = await self._requests.finish(finish)
             assert finished is not None
             await self._jobs.settle(finished.record)

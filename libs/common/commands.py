@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 import typer
 
-from common.errors import StoreUnavailable
+from common.errors import OtherMigrations, StoreUnavailable
 from common.ids import UserId, is_uuid
 from common.process.settings import CommonSettings, Row, SettingsError, describe, load, unknown_variables
 from common.store import postgres as store_postgres
@@ -321,5 +321,7 @@ def _read_stream(user: UserId) -> UserStream:
 def _run(operation: Callable[[], Coroutine[Any, Any, T]], *, why: Callable[[], str] = str) -> T:
     try:
         return asyncio.run(operation())
+    except OtherMigrations as error:
+        fail(Exit.REFUSED, str(error))
     except StoreUnavailable as error:
         fail(Exit.UNAVAILABLE, ": ".join(filter(None, (str(error), why()))))

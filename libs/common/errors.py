@@ -13,6 +13,10 @@ class Permanent(TowlineError):
     """The same call never will."""
 
 
+class OtherMigrations(Permanent):
+    """The database was migrated by other files than ours."""
+
+
 class NotOwner(TowlineError):
     """Someone else has it now: stop quietly, this is no incident."""
 

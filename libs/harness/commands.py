@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from common.errors import StoreUnavailable
+from common.errors import OtherMigrations, StoreUnavailable
 from harness.bench.ground import BenchFailed
 from harness.bench.profiling import Profiled, run_profile
 from harness.bench.rounds import run_bench
@@ -255,6 +255,7 @@ def _run(work: Coroutine[Any, Any, None]) -> None:
         ProcessFailed,
         DirectoryBusy,
         DrillFailed,
+        OtherMigrations,
         ServerMissing,
         StoreUnavailable,
     ) as error:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import structlog
 
-from common.ids import JobId, UserId
+from common.ids import JobId, UserId, new_id
 from common.store.jobs import Jobs
 from common.store.records import Ended, Finish, Record, error_outcome
 from common.store.requests import Requests
@@ -52,7 +52,7 @@ class Outcomes:
             logger.warning("outcome_let_go", user=user, job=ending.job, reason="too many wait for Postgres")
             ending.settled(ending.job)
             return
-        self._start(self._finish(Finish(ending.job, user, state, outcome), ending), ending.job)
+        self._start(self._finish(Finish(ending.job, user, state, outcome, new_id()), ending), ending.job)
 
     def settle(self, record: Record | Ended, ending: Ending) -> None:
         """Take a record that has ended already; it is settled in the background."""

@@ -404,8 +404,10 @@ async def test_a_client_that_has_said_all_it_has_to_say_is_served() -> None:
         writer.close()
 
 
-async def test_a_refusal_before_the_body_has_come_leaves_the_connection_usable() -> None:
+async def test_a_refusal_before_the_body_has_come_leaves_the_connection_usable(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its client sends the head first and the body in another packet, as most do, and then asks for something else."""
+    monkeypatch.setattr(http_server, "UNWANTED_S", DEADLINE_S)
+    monkeypatch.setattr(http_server, "UNWANTED_PAUSE_S", DEADLINE_S)
     async with serving(budget_s=10) as (server, _task):
         reader, writer = await open_request(server.port, "/ok", "Content-Length: 8", method="POST")
         await eventually(lambda: server.handled == 1)
@@ -416,17 +418,29 @@ async def test_a_refusal_before_the_body_has_come_leaves_the_connection_usable()
         writer.close()
 
 
+ENDLESS = b"40000\r\n" + b"x" * 0x40000 + b"\r\n"
+
+
 @pytest.mark.parametrize(
-    ("framing", "body"),
-    [("Content-Length: 8", b""), ("Transfer-Encoding: chunked", b"40000\r\n" + b"x" * 0x40000 + b"\r\n")],
-    ids=["it does not come", "there is no end of it"],
+    ("method", "framing", "body", "total_s", "pause_s"),
+    [
+        ("POST", "Content-Length: 8", b"", DEADLINE_S, 0.05),
+        ("POST", "Transfer-Encoding: chunked", ENDLESS * 6, DEADLINE_S, DEADLINE_S),
+        ("POST", "Transfer-Encoding: chunked", ENDLESS, 0.05, DEADLINE_S),
+        ("GET", "Content-Length: 8", b"", DEADLINE_S, DEADLINE_S),
+    ],
+    ids=["it does not come", "it is too much", "it takes too long", "it is a GET's"],
 )
-async def test_a_refusal_whose_body_is_not_waited_for_closes_the_connection(framing: str, body: bytes) -> None:
+async def test_a_refusal_whose_body_is_not_waited_for_closes_the_connection(
+    method: str, framing: str, body: bytes, total_s: float, pause_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """And says so: else its client would send the next request into it."""
+    monkeypatch.setattr(http_server, "UNWANTED_S", total_s)
+    monkeypatch.setattr(http_server, "UNWANTED_PAUSE_S", pause_s)
     async with serving(budget_s=10) as (server, _task):
-        reader, writer = await open_request(server.port, "/nope", framing, method="POST")
-        writer.write(body * 6)
-        async with asyncio.timeout(DEADLINE_S):
+        reader, writer = await open_request(server.port, "/nope", framing, method=method)
+        writer.write(body)
+        async with asyncio.timeout(AT_ONCE_S):
             head = await reader.readuntil(b"\r\n\r\n")
         assert head.startswith(b"HTTP/1.1 404")
         assert b"connection: close" in head.lower()

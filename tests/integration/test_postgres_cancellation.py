@@ -21,7 +21,7 @@ async def test_a_cancellation_is_never_lost_while_connections_are_waited_for(pos
 
     async def ask_for_ever() -> None:
         while True:
-            await postgres.fetch("schema_version")
+            await postgres.fetch("applied_migrations")
 
     async with open_postgres(postgres_url) as postgres:
         for steps in range(STEPS_MAX):
@@ -41,7 +41,7 @@ async def test_callers_that_leave_take_no_connection_with_them(postgres_url: str
 
     async def ask_for_ever() -> None:
         while True:
-            await postgres.fetch("schema_version")
+            await postgres.fetch("applied_migrations")
 
     chance = random.Random(1)
     async with (
@@ -69,7 +69,7 @@ async def test_callers_whose_time_is_over_take_no_connection_with_them(postgres_
     async def ask_for_ever() -> None:
         while True:
             try:
-                await postgres.fetch("schema_version")
+                await postgres.fetch("applied_migrations")
                 answers["given"] += 1
             except StoreUnavailable:
                 answers["refused"] += 1
@@ -93,7 +93,7 @@ async def test_callers_whose_time_is_over_take_no_connection_with_them(postgres_
 async def _use_all(postgres: Postgres, other: psycopg.AsyncConnection) -> None:
     """See that all connections can be used at once still: so many statements wait for a lock."""
     await other.execute("lock table schema_migrations")
-    asking = [asyncio.create_task(postgres.fetch("schema_version")) for _ in range(CONNECTIONS_MAX)]
+    asking = [asyncio.create_task(postgres.fetch("applied_migrations")) for _ in range(CONNECTIONS_MAX)]
     await eventually(lambda: _all_wait(other))
     await other.rollback()
     await asyncio.gather(*asking)

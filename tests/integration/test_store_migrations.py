@@ -11,11 +11,13 @@ import psycopg
 import pytest
 from psycopg import sql
 
-from common.errors import StoreUnavailable
+from common.errors import OtherMigrations, StoreUnavailable
 from common.ids import new_id
 from common.store import postgres as postgres_module
 from common.store.postgres import CONNECTIONS_MAX, absurd_steps, migrate, open_postgres
 from harness.servers import Servers
+
+ABSURD_VERSION = "create or replace function absurd.get_schema_version() returns text language sql as $$ select '{}' $$"
 
 
 @pytest.fixture
@@ -72,7 +74,7 @@ async def test_a_database_that_was_not_migrated_is_refused_with_advice(empty_url
 async def test_a_migration_that_has_just_begun_is_waited_for(empty_url: str) -> None:
     """Its table of versions is there and empty while Absurd's schema is made: seen in pods of a first deployment."""
     async with await psycopg.AsyncConnection.connect(empty_url, autocommit=True) as connection:
-        await connection.execute("create table schema_migrations (version integer primary key)")
+        await connection.execute("create table schema_migrations (version integer primary key, name text)")
     async with open_postgres(empty_url) as postgres:
         with pytest.raises(ValueError, match=r"version 0, .* run `towline migrate`"):
             await postgres.check()
@@ -82,12 +84,12 @@ async def test_a_migration_that_fails_leaves_nothing_of_itself(empty_url: str) -
     """Each file is one transaction: what stands in its way is not half gone round."""
     async with await psycopg.AsyncConnection.connect(empty_url, autocommit=True) as connection:
         # The last table that the first file makes.
-        await connection.execute("create table machine_tokens (x integer)")
-        with pytest.raises((StoreUnavailable, psycopg.errors.DuplicateTable), match="machine_tokens"):
+        await connection.execute("create table machine_token_values (x integer)")
+        with pytest.raises((StoreUnavailable, psycopg.errors.DuplicateTable), match="machine_token_values"):
             await migrate(empty_url)
         cursor = await connection.execute("select to_regclass('requests') is null, count(*) from schema_migrations")
         assert await cursor.fetchall() == [(True, 0)]
-        await connection.execute("drop table machine_tokens")
+        await connection.execute("drop table machine_token_values")
     assert "0001_jobs.sql" in await migrate(empty_url)
 
 
@@ -96,11 +98,15 @@ async def test_a_database_that_went_another_way_is_left_alone(empty_url: str) ->
     await migrate(empty_url)
     async with await psycopg.AsyncConnection.connect(empty_url, autocommit=True) as connection:
         await connection.execute("update schema_migrations set name = '0002_other.sql' where version = 2")
-    with pytest.raises(StoreUnavailable, match=r"migration 2 was 0002_other\.sql, not 0002_runs\.sql"):
-        await migrate(empty_url)
-
-
-ABSURD_VERSION = "create or replace function absurd.get_schema_version() returns text language sql as $$ select '{}' $$"
+        await connection.execute("delete from schema_migrations where version > 2")
+        await connection.execute(ABSURD_VERSION.format("0.5.0"))
+        with pytest.raises(OtherMigrations, match=r"migration 2 was 0002_other\.sql there, not 0002_runs\.sql"):
+            await migrate(empty_url)
+        cursor = await connection.execute("select max(version), absurd.get_schema_version() from schema_migrations")
+        assert await cursor.fetchall() == [(2, "0.5.0")]
+    async with open_postgres(empty_url) as postgres:
+        with pytest.raises(OtherMigrations, match="use another database"):
+            await postgres.check()
 
 
 async def test_an_older_schema_of_absurd_is_brought_up_to_date(empty_url: str) -> None:

@@ -206,7 +206,7 @@ async def test_every_call_on_a_killed_postgres_is_unavailable_and_works_again_af
     record = await accepted(requests, user)
     _, value = await tokens.add_machine_token(user, "laptop", None)
     postgres_server.kill()
-    finish = Finish(record.job, user, "completed", '{"result":1}')
+    finish = Finish(record.job, user, "completed", '{"result":1}', new_id())
     calls: list[Callable[[], Awaitable[object]]] = [
         lambda: requests.accept(new_job(user)),
         lambda: requests.find(record.scope, record.key),
@@ -301,15 +301,14 @@ async def test_a_commit_whose_answer_is_lost_is_repeated_safely(postgres_server:
             answer = await requests.accept(new)
             assert cut.happened.is_set()
             assert (answer.inserted, answer.record.job) == (True, new.job)
-            # The end is this worker's, to be counted by it, and no late answer.
+            # The end is this worker's, to be counted by it, and no late answer: also beside another one in its batch.
             cut = proxy.cut_after(b"late_outcome")
-            finished = await requests.finish(Finish(new.job, user, "completed", '{"result":1}'))
+            own, other = (Finish(new.job, user, "completed", f'{{"result":{n}}}', new_id()) for n in range(2))
+            finished = await requests.finish(own)
             assert cut.happened.is_set()
-            assert finished is not None
-            assert (finished.won, finished.record.outcome) == (True, '{"result":1}')
-            again = await requests.finish(Finish(new.job, user, "completed", '{"result":1}'))
-            assert again is not None
-            assert not again.won
+            again = await asyncio.gather(*(requests.finish(each) for each in (other, own)))
+            assert [each and each.won for each in (finished, *again)] == [True, False, True]
+            assert {each and each.record.outcome for each in (finished, *again)} == {'{"result":0}'}
     finally:
         await proxy.stop()
 

@@ -121,7 +121,7 @@ async def test_crossing_batches_do_not_deadlock(
             made = [a.record for batch in answers for a in batch if a is not None and a.inserted]
             assert len(made) == len(keys)
             begins = [Begin(record.job, MACHINE, JOURNAL) for record in made]
-            finishes = [Finish(record.job, user, "completed", '{"result":1}') for record in made]
+            finishes = [Finish(record.job, user, "completed", '{"result":1}', new_id()) for record in made]
             await asyncio.gather(
                 *(
                     requests._begin_batch(order)
@@ -263,9 +263,9 @@ async def test_marks_of_a_batch_are_answered_one_by_one(requests: Requests, user
 async def test_the_first_outcome_is_the_answer(postgres_url: str, requests: Requests, user: UserId) -> None:
     """A later one changes nothing, and is kept beside it."""
     record = await accepted(requests, user)
-    first = await requests.finish(Finish(record.job, user, "completed", '{"result":  1}'))
-    late = await requests.finish(Finish(record.job, user, "failed", '{"error":{"code":"x"}}'))
-    last = await requests.finish(Finish(record.job, user, "unknown", '{"error":{"code":"y"}}'))
+    first = await requests.finish(Finish(record.job, user, "completed", '{"result":  1}', new_id()))
+    late = await requests.finish(Finish(record.job, user, "failed", '{"error":{"code":"x"}}', new_id()))
+    last = await requests.finish(Finish(record.job, user, "unknown", '{"error":{"code":"y"}}', new_id()))
     assert first is not None
     assert late is not None
     assert last is not None
@@ -283,7 +283,7 @@ async def test_an_outcome_that_is_sent_again_is_not_a_late_one(
     """The machine repeats what it has until it is acknowledged."""
     record = await accepted(requests, user)
     for _ in range(3):
-        await requests.finish(Finish(record.job, user, "completed", '{"result":1}'))
+        await requests.finish(Finish(record.job, user, "completed", '{"result":1}', new_id()))
     rows = await execute(postgres_url, "select late_outcome from requests where id = %s", record.job)
     assert rows == [(None,)]
 
@@ -294,7 +294,10 @@ async def test_one_of_many_finishes_at_once_wins(postgres_url: str, user: UserId
         replicas = [Requests(postgres, retention_s=3600) for postgres in (first, second)]
         record = await accepted(replicas[0], user)
         answers = await asyncio.gather(
-            *(replicas[n % 2].finish(Finish(record.job, user, "completed", f'{{"result":{n}}}')) for n in range(40))
+            *(
+                replicas[n % 2].finish(Finish(record.job, user, "completed", f'{{"result":{n}}}', new_id()))
+                for n in range(40)
+            )
         )
     records = {answer.record for answer in answers if answer}
     assert len(records) == 1
@@ -306,7 +309,7 @@ async def test_an_outcome_for_another_users_job_is_refused(requests: Requests, u
     """And so is one for a job that nobody has."""
     record = await accepted(requests, user)
     job = JobId(new_id()) if stranger else record.job
-    assert await requests.finish(Finish(job, new_user(), "completed", '{"result":1}')) is None
+    assert await requests.finish(Finish(job, new_user(), "completed", '{"result":1}', new_id())) is None
     assert await read(requests, record) == record
 
 
@@ -317,7 +320,7 @@ async def test_an_outcome_counts_after_the_deadline_while_nobody_has_ended_the_j
     record = await accepted(requests, user)
     await begun(requests, record)
     await pass_deadline(postgres_url, record)
-    answer = await requests.finish(Finish(record.job, user, "completed", '{"result":1}'))
+    answer = await requests.finish(Finish(record.job, user, "completed", '{"result":1}', new_id()))
     assert answer is not None
     assert answer.won
 

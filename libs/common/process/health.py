@@ -21,7 +21,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
-from common.errors import StoreUnavailable
+from common.errors import OtherMigrations, StoreUnavailable
 from common.process.backoff import Backoff
 from common.process.http_server import serve
 from common.process.lifecycle import Lifecycle, State
@@ -77,7 +77,7 @@ async def wait_for_stores(checks: Mapping[str, Check]) -> None:
         try:
             for check in checks.values():
                 await check()
-        except (StoreUnavailable, ValueError) as error:
+        except (StoreUnavailable, OtherMigrations, ValueError) as error:
             logger.warning("waiting_for_stores", error=str(error))
             await asyncio.sleep(backoff.next_s())
         else:

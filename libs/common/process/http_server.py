@@ -40,7 +40,7 @@ KEEP_ALIVE_S = 75
 # client can then read the answer instead of a connection reset, and use the connection for its next request.
 UNWANTED_BYTES_MAX = 1024 * 1024
 UNWANTED_PAUSE_S = 1.0
-UNWANTED_S = 30.0
+UNWANTED_S = 5.0
 
 # What a request that is cut off at the end of the budget has for its `finally` blocks.
 CUT_GRACE_S = 0.3
@@ -166,7 +166,7 @@ class _Door:
         request = asyncio.current_task()
         assert request is not None
         self._requests.add(request)
-        body = _Body(receive) if _has_body(scope) else None
+        body = _Body(scope, receive) if _has_body(scope) else None
         try:
             await self._app(scope, body.receive if body else receive, self._sender(scope, body, send))
         finally:
@@ -199,7 +199,10 @@ class _Door:
 class _Body:
     """The body of a request of HTTP/1.1. Until all of it has been read the connection carries no other request."""
 
-    def __init__(self, receive: Receive) -> None:
+    def __init__(self, scope: Scope, receive: Receive) -> None:
+        # Streams, which are GETs, watch for the end of their client meanwhile, which is told once; nor has a GET a body
+        # that means anything.
+        self._may_be_discarded = scope["method"] not in ("GET", "HEAD")
         self._receive = receive
         self.has_ended = False
 
@@ -209,19 +212,19 @@ class _Body:
         return message
 
     async def discard(self) -> bool:
-        """Throw away what is left of it; False: that is too much, or takes too long."""
+        """Throw away what is left of it; False: that is too much, takes too long, or is not to be done."""
         size = 0
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(UNWANTED_S):
-                while not self.has_ended and size <= UNWANTED_BYTES_MAX:
+                while self._may_be_discarded and not self.has_ended and size <= UNWANTED_BYTES_MAX:
                     async with asyncio.timeout(UNWANTED_PAUSE_S):
                         size += len((await self.receive()).get("body", b""))
         return self.has_ended
 
 
 def _has_body(scope: Scope) -> bool:
-    """Whether a request of HTTP/1.1 has a body that is read before the answer; a GET's, which means nothing, is not."""
-    if scope["type"] != "http" or not scope["http_version"].startswith("1") or scope["method"] in ("GET", "HEAD"):
+    """Whether a request of HTTP/1.1 has a body."""
+    if scope["type"] != "http" or not scope["http_version"].startswith("1"):
         return False
     return any(
         name == b"transfer-encoding" or (name == b"content-length" and value != b"0")

@@ -8,7 +8,7 @@ failure to get an answer is `StoreUnavailable`.
 import asyncio
 import contextlib
 import math
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from functools import cache
 from importlib import resources
 from typing import Any
@@ -18,7 +18,7 @@ from psycopg import errors as pg
 from psycopg.rows import namedtuple_row
 from psycopg_pool import AsyncConnectionPool, PoolTimeout
 
-from common.errors import StoreUnavailable
+from common.errors import OtherMigrations, StoreUnavailable
 
 CONNECTIONS_MAX = 8
 # The door gives up on a store after five seconds: longer, and callers' own timeouts answer first.
@@ -151,13 +151,17 @@ class Postgres:
                 return await cursor.fetchall() if result is not None and result.nfields else []
 
     async def check(self) -> None:
-        """Ask whether this Postgres will do: reachable, and migrated. Raises: StoreUnavailable, ValueError."""
+        """Ask whether this Postgres will do: reachable, and migrated by our files.
+
+        Raises: StoreUnavailable, OtherMigrations, ValueError.
+        """
         try:
-            rows = await self.fetch("schema_version")
+            applied = dict(await self.fetch("applied_migrations"))
         except pg.UndefinedTable:
-            rows = []
+            applied = {}
+        _refuse_others(applied)
         newest = max(number for number, _ in _migrations())
-        found = rows[0].version if rows else 0
+        found = max(applied, default=0)
         if found < newest:
             raise ValueError(
                 f"DATABASE_URL: the schema is at version {found}, {newest} is needed: run `towline migrate`"
@@ -187,7 +191,8 @@ async def migrate(url: str) -> list[str]:
     Safe to run from several places at once: an advisory lock lets one go first, the others find nothing to do.
 
     Raises:
-        StoreUnavailable: no connection, the lock was not free in time, or other migrations than these were applied.
+        StoreUnavailable: no connection, or the lock was not free in time.
+        OtherMigrations: nothing was changed.
     """
     try:
         async with await psycopg.AsyncConnection.connect(
@@ -203,11 +208,10 @@ async def migrate(url: str) -> list[str]:
             )
             cursor = await connection.execute("select version, name from schema_migrations")
             done: dict[int, str] = dict(await cursor.fetchall())
+            _refuse_others(done)
             absurd = await _bring_absurd_up_to_date(connection)
             applied = []
             for number, path in _migrations():
-                if done.get(number, path.name) != path.name:
-                    raise StoreUnavailable(f"cannot migrate: migration {number} was {done[number]}, not {path.name}")
                 if number in done:
                     continue
                 async with connection.transaction():
@@ -255,6 +259,14 @@ def absurd_steps(found: str, target: str, names: Iterable[str]) -> list[str]:
 def _version(text: str) -> tuple[float, ...]:
     """Numbers to compare by; what is none, a development version, is newer than all."""
     return tuple(float(part) if part.isdecimal() else math.inf for part in text.split("."))
+
+
+def _refuse_others(applied: Mapping[int, str]) -> None:
+    for number, path in _migrations():
+        if applied.get(number, path.name) != path.name:
+            raise OtherMigrations(
+                f"DATABASE_URL: migration {number} was {applied[number]} there, not {path.name}: use another database"
+            )
 
 
 def _migrations() -> list[tuple[int, Any]]:

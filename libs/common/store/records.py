@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from common.ids import JobId, UserId, new_id
+from common.ids import JobId, UserId
 from towline.wire import json
 
 
@@ -108,14 +108,14 @@ class Begin(NamedTuple):
     journal: str
 
 
-class Finish(msgspec.Struct, frozen=True):
+class Finish(NamedTuple):
     """How a job ended, as its machine says. `outcome`: JSON text with `result` or `error`; `id`: its own."""
 
     job: JobId
     user: UserId
     state: str
     outcome: str
-    id: str = msgspec.field(default_factory=new_id)
+    id: str
 
 
 class Finished(NamedTuple):
@@ -150,7 +150,7 @@ CANCELLED = error_outcome("cancelled", "the job was cancelled before it was star
 
 def ended_of(row: Any, given: str) -> Ended:
     """What a finish that gave this outcome was answered."""
-    outcome = given if row.won else row.outcome
+    outcome = given if row.outcome is None else row.outcome
     return Ended(row.job, row.user_id, row.state, row.attempts, outcome, row.ended_ms)
 
 

@@ -176,9 +176,9 @@ class Requests:
                 "finishes": [f.id for f in first.values()],
             },
         )
-        found = {row.job: Finished(ended_of(row, first[row.job].outcome), row.won) for row in rows}
+        found = {row.job: row for row in rows}
         return [
-            finished if (finished := found.get(f.job)) is None or first[f.job] is f else finished._replace(won=False)
+            Finished(ended_of(row, first[f.job].outcome), row.ended_by == f.id) if (row := found.get(f.job)) else None
             for f in items
         ]
 

@@ -1,4 +1,3 @@
--- add_machine_token
 -- A call that is repeated with the same id finds itself.
 with token as (
   insert into machine_tokens (token_id, user_id, name, ttl_s, expires_at)

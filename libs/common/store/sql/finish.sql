@@ -1,5 +1,5 @@
 -- Terminal outcomes (rule 1): guarded, so that there is one. A job that had ended already comes back as its record
--- says; what the machine said too late is kept beside it. A call that is repeated finds itself, and has won again.
+-- says; what the machine said too late is kept beside it. A call that is repeated finds itself.
 -- Locked in the order in which accept locks.
 -- `select` hides how many there are, so that one plan is kept for all: to plan takes longer than to do it.
 update requests r
@@ -17,6 +17,6 @@ from (
   order by r.scope, r.key for update of r
 ) l
 where r.id = l.id
-returning r.ended_by is not distinct from l.ended_by as won, r.id::text as job, r.user_id, r.state, r.attempts,
+returning r.ended_by::text as ended_by, r.id::text as job, r.user_id, r.state, r.attempts,
   case when r.ended_by = l.ended_by then null else r.outcome end as outcome,  -- up to a megabyte that the caller has
   (extract(epoch from r.ended_at) * 1000)::bigint as ended_ms

@@ -1,0 +1,1 @@
+select version, name from schema_migrations

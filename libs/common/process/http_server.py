@@ -226,7 +226,9 @@ def _has_body(scope: Scope) -> bool:
     """Whether a request of HTTP/1.1 has a body."""
     if scope["type"] != "http" or not scope["http_version"].startswith("1"):
         return False
-    return any(
-        name == b"transfer-encoding" or (name == b"content-length" and value != b"0")
-        for name, value in scope["headers"]
-    )
+    for name, value in scope["headers"]:
+        if name == b"content-length":
+            return bool(value != b"0")
+        if name == b"transfer-encoding":
+            return True
+    return False

@@ -201,7 +201,7 @@ class Process:
             ProcessFailed: still there after `within_s`.
         """
         deadline = time.monotonic() + within_s
-        while (code := self.returncode) is None or any(map(_is_alive, self._killed)):
+        while (code := self.returncode) is None or any(map(is_alive, self._killed)):
             if time.monotonic() > deadline:
                 raise self._failed(f"was still there after {within_s:g} s")
             await asyncio.sleep(POLL_EVERY_S)
@@ -219,7 +219,7 @@ class Process:
             await self.wait(within_s=within_s)
         except ProcessFailed:
             self.kill()
-        for descendant in filter(_is_alive, descendants):
+        for descendant in filter(is_alive, descendants):
             self._killed.append(descendant)
             with contextlib.suppress(psutil.NoSuchProcess):
                 descendant.kill()
@@ -266,7 +266,7 @@ class Process:
         # Asked first, so that a database leaves its files in order; a frozen or deaf one is killed.
         process.send_signal(self._stop_signal)
         if not await _are_gone(leftovers, within_s=5.0):
-            for leftover in filter(_is_alive, leftovers):
+            for leftover in filter(is_alive, leftovers):
                 with contextlib.suppress(psutil.NoSuchProcess):
                     leftover.kill()
             await _are_gone(leftovers, within_s=KILL_WITHIN_S)
@@ -301,14 +301,15 @@ def _read_pid_file(path: Path) -> psutil.Process | None:
 
 async def _are_gone(processes: Sequence[psutil.Process], *, within_s: float) -> bool:
     deadline = time.monotonic() + within_s
-    while any(map(_is_alive, processes)):
+    while any(map(is_alive, processes)):
         if time.monotonic() > deadline:
             return False
         await asyncio.sleep(POLL_EVERY_S)
     return True
 
 
-def _is_alive(process: psutil.Process) -> bool:
+def is_alive(process: psutil.Process) -> bool:
+    """Whether a process has not ended yet."""
     try:
         # A zombie has ended; its new parent may be slow to collect it.
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE

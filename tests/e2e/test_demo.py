@@ -10,6 +10,8 @@ import psutil
 import pytest
 from support import eventually
 
+from harness.runner import is_alive
+
 
 @pytest.mark.timeout(180)
 async def test_the_demo_reaches_its_end_and_stops_at_ctrl_c(tmp_path: Path) -> None:
@@ -29,7 +31,7 @@ async def test_the_demo_reaches_its_end_and_stops_at_ctrl_c(tmp_path: Path) -> N
         assert len(started) >= 9  # two stores, two gateways, two workers, two relays, a sidecar
         demo.send_signal(signal.SIGINT)
         assert await asyncio.wait_for(demo.wait(), 30) == 0
-        assert not [process for process in started if process.is_running() and process.status() != "zombie"]
+        assert not any(map(is_alive, started))
     finally:
         if demo.returncode is None:
             demo.kill()

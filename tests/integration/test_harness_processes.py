@@ -15,7 +15,7 @@ from support import eventually
 
 from harness import stack
 from harness.ports import is_http_ready
-from harness.runner import Process, ProcessFailed, temporary_directory
+from harness.runner import Process, ProcessFailed, is_alive, temporary_directory
 from harness.stack import Service
 
 Start = Callable[[str], Process]
@@ -117,7 +117,7 @@ async def test_stop_ends_what_ignores_sigterm_with_all_its_children(describe: Ca
     assert len(tree) == 3
     await process.stop(within_s=0.2)
     assert process.returncode == -signal.SIGKILL
-    assert not [p for p in tree if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
+    assert not any(map(is_alive, tree))
 
 
 async def test_kill_reaches_all_children(describe: Callable[..., Process]) -> None:
@@ -135,7 +135,7 @@ async def test_kill_reaches_all_children(describe: Callable[..., Process]) -> No
     assert len(children) == 2
     process.kill()
     assert await process.wait(within_s=10) == -signal.SIGKILL
-    assert not [p for p in children if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
+    assert not any(map(is_alive, children))
 
 
 async def test_stop_takes_the_children_of_an_obedient_process_too(describe: Callable[..., Process]) -> None:
@@ -152,7 +152,7 @@ async def test_stop_takes_the_children_of_an_obedient_process_too(describe: Call
     (child,) = psutil.Process(process.pid).children()
     await process.stop()
     assert process.returncode == -signal.SIGTERM
-    assert not child.is_running() or child.status() == psutil.STATUS_ZOMBIE
+    assert not is_alive(child)
 
 
 async def test_frozen_process_rests_until_thawed(describe: Callable[..., Process]) -> None:

@@ -20,7 +20,7 @@ from support import eventually
 
 from harness import carriers, embedded
 from harness.embedded import EmbeddedPostgres, EmbeddedValkey
-from harness.runner import DirectoryBusy, temporary_directory
+from harness.runner import DirectoryBusy, is_alive, temporary_directory
 from harness.servers import open_servers
 
 
@@ -228,7 +228,7 @@ async def test_killed_harness_leaves_no_process(directory: Path) -> None:
     finally:
         harness.kill()
         harness.wait()
-    await eventually(lambda: not [p for p in left if p.is_running() and p.status() != psutil.STATUS_ZOMBIE])
+    await eventually(lambda: not any(map(is_alive, left)))
 
     async with open_servers(directory / "servers") as servers:  # and the lock is gone with it
         assert await query(servers.postgres_url, "select 1") == [(1,)]

@@ -109,6 +109,7 @@ def test_secrets_are_given_to_those_who_need_them(stack: Stack) -> None:
 
 @pytest.mark.skipif(not shutil.which("git") or not (COMPOSE.parents[1] / ".git").exists(), reason="no checkout of git")
 def test_files_of_secrets_are_ignored() -> None:
+    """By git: what `make compose-up` writes beside the files cannot be committed by accident."""
     for name in (".env", "services.env", "tls/tls.key"):
         ignored = subprocess.run(["git", "check-ignore", "--quiet", str(COMPOSE / name)], cwd=COMPOSE, check=False)
         assert ignored.returncode == 0, name

@@ -119,7 +119,7 @@ class Finish(NamedTuple):
 
 
 class Finished(NamedTuple):
-    """What the record says after a job was to be ended, and whether that ended it."""
+    """What the record says after a job was to be ended, and whether that, or the same call before, has ended it."""
 
     record: Ended
     won: bool
